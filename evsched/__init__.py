@@ -41,7 +41,8 @@ from evsched.errors import (
 
 if TYPE_CHECKING:
     from evsched.app import App
-    from evsched.batches.batch import Batch, EndedBatch
+    from evsched.batches.batch import Batch
+    from evsched.batches.batch_options import EndedBatch
     from evsched.batches.member import Member
     from evsched.batches.node import GraphNode
     from evsched.client.history import HistoryFilter, TaskCounts
@@ -119,7 +120,8 @@ __all__ = [
 
 _WHERE: Final = {
     "app": ["App"],
-    "batches.batch": ["Batch", "EndedBatch"],
+    "batches.batch": ["Batch"],
+    "batches.batch_options": ["EndedBatch"],
     "batches.member": ["Member"],
     "batches.node": ["GraphNode"],
     "client.history": ["HistoryFilter", "TaskCounts"],

@@ -32,7 +32,8 @@ from evsched.store.gate_limits import field
 from evsched.transport.call import read_scripts
 
 if TYPE_CHECKING:
-    from evsched.batches.batch import Batch, BatchOptions, NewBatch
+    from evsched.batches.batch import Batch, NewBatch
+    from evsched.batches.batch_options import BatchOptions
     from evsched.client.task_handle import TaskCall
     from evsched.graphs.graph import Graph
 

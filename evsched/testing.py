@@ -153,7 +153,9 @@ class _AppClient(Client):
     async def perform(self, step: Step) -> Any:
         if isinstance(step, SendMany):
             return [self._sync.send(call) for call in step.calls]
-        return self._sync.send(step.call) if isinstance(step, Send) else await super().perform(step)
+        if not isinstance(step, Send):
+            return await super().perform(step)
+        return self._clock.now if step.call.name == "TIME" else self._sync.send(step.call)
 
     async def result(self, queue: str, job_id: str, timeout: timedelta | float | None, row: int | None = None) -> Any:
         """Return a job's result, as `Client.result`. A job that has not ended does not end until the clock is moved."""

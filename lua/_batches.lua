@@ -14,6 +14,9 @@
 -- settle <batch> <first> <last> <token>                   look for jobs that were never enqueued; '-' = no token
 -- cancel <batch> <first> <last>                           cancel the jobs that have not ended
 -- expire <batch>                                          the batch has taken too long
+-- hold <batch> <stamp> <first>                            pause or resume its jobs in their queues, see batch_pause;
+--                                                         from this of its parts on
+-- resume <batch> <stamp>                                  the end of its pause
 -- forget <batch>                                          its retention is over
 -- start, ripple and shed                                  of graphs: see _graphs.lua
 --
@@ -66,6 +69,7 @@ end
 -- batch_ends:<id>   string  for each ordinal a byte: the number of its code, and 8 for each turn
 -- batch_parts:<id>  list    `<first> <count> <queue>`: in which queues the ordinals are, in order
 -- batch_ids:<id>    hash    ordinal -> id, for jobs whose id is not `<batch>.<ordinal>`; `/<batch>` is a batch
+-- batch_inner:<id>  list    `<ordinal> <queue> <batch>`: the batches among its members
 -- batch_over:<id>   list    the state in which it has ended, for clients that wait
 -- batch_sums        hash    for metrics: `live`, how many batches have not ended; `jobs`, how many of their jobs have
 --                           not; and by state, how many have ended
@@ -76,14 +80,15 @@ local function batch_of(id)
   return root .. 'batch:' .. id
 end
 
--- `part`: ends, parts, ids or over; nodes or ripple of a graph.
+-- `part`: ends, parts, ids, inner or over; nodes or ripple of a graph.
 local function batch_part(part, id)
   return root .. 'batch_' .. part .. ':' .. id
 end
 
 -- The fields that scripts read, the counts first. `adding`: how many reservations are not confirmed; `round`: how often
 -- the batch has ended; `tenth`: of the progress that was reported last; `nodes`: how many its graph has; `rippled`: how
--- often a script has left work on them.
+-- often a script has left work on them; `asked`: those for whose ends clients wait; `paused`: since when it is paused;
+-- `stamp`: of its last pause or resume, which is higher each time.
 local BATCH_FIELDS = {
   'total',
   'done',
@@ -103,6 +108,9 @@ local BATCH_FIELDS = {
   'complete_on',
   'parent',
   'retention',
+  'asked',
+  'paused',
+  'stamp',
 }
 local BATCH_COUNTS = 12
 -- The field that counts the ends with a code, by its number.
@@ -186,6 +194,36 @@ local function add_part(id, first, count, queue)
   end
 end
 
+-- Note a member that is a batch: one whose id has a slash before it. pcall: a key of another type must not keep it from
+-- being added; `evsched doctor` finds it.
+-- USES batch_part
+local function note_inner(id, ordinal, job, queue)
+  if job:byte() == 47 then -- a slash
+    redis.pcall('RPUSH', batch_part('inner', id), table.concat({ ordinal, queue, job:sub(2) }, ' '))
+  end
+end
+
+-- Give a batch that is paused or resumed its next stamp. A keeper applies that in the queues of its jobs, after a
+-- number of seconds. The clock is in it, so that it is also higher if Redis has lost the last one.
+-- USES add_chore, seconds
+local function stamp_batch(batch, now, after)
+  local last = tonumber(batch.stamp or nil) or 0
+  redis.call('ZREM', root .. 'chores', table.concat({ 'resume', batch.id, batch.stamp or '' }, ' '))
+  redis.call('ZREM', root .. 'chores', table.concat({ 'hold', batch.id, batch.stamp or '', 0 }, ' '))
+  batch.stamp = string.format('%.0f', math.max(last + 1, math.floor(now * 1000)))
+  add_chore(seconds(now + after), 'hold', batch.id, batch.stamp, 0)
+end
+
+-- End the pause of a batch, if it is paused.
+-- USES batch_of, stamp_batch
+local function end_batch_pause(batch, now, after)
+  if batch.paused then
+    redis.call('HDEL', batch_of(batch.id), 'paused', 'paused_until', 'paused_why')
+    batch.paused = false
+    stamp_batch(batch, now, after)
+  end
+end
+
 -- Apply reports to a batch: a byte for each ordinal from `first` on, 0 = none. They may come in any order, and again:
 -- one is newer if its turn is higher, or if the turn has no end yet. It is one, too, if the job was thought missing.
 -- USES COUNT_OF, batch_part, note_change
@@ -265,7 +303,7 @@ local function reopen_batch(batch)
   report_batch(batch, 'o')
 end
 
--- USES batch_of, report_batch, call_back, add_chore, seconds, batch_part
+-- USES batch_of, report_batch, call_back, add_chore, seconds, batch_part, end_batch_pause
 local function end_batch(batch, now)
   local failed = batch.dead + batch.cancelled + batch.expired + batch.stopped > 0 and batch.complete_on ~= 'all'
   local state = batch.stop or (failed and 'failed' or 'done')
@@ -273,6 +311,7 @@ local function end_batch(batch, now)
     state = 'failed'
   end
   batch.state = state
+  end_batch_pause(batch, now, 0)
   report_batch(batch, ({ done = 'd', failed = 'x', cancelled = 'c' })[state])
   batch.round = batch.round + 1
   redis.pcall('HINCRBY', root .. 'batch_sums', state, 1)
@@ -288,9 +327,12 @@ local function end_batch(batch, now)
 end
 
 -- Decide what follows from the counts of a batch, and write it.
--- USES how_many_open, reopen_batch, end_batch, call_back, write_batch, member_reports, work_off
+-- USES how_many_open, reopen_batch, end_batch, call_back, write_batch, member_reports, work_off, answer_asked
 local function decide(batch, now)
   local is_rippling = batch.nodes > 0 and work_off(batch, now)
+  if batch.asked then
+    answer_asked(batch)
+  end
   local left = how_many_open(batch)
   if batch.state == 'failed' and (left > 0 or batch.is_turned) then
     reopen_batch(batch)

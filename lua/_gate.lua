@@ -360,7 +360,8 @@ end
 -- limits     hash  concurrency, rate, burst; paused, paused_until and paused_why: since when, when the pause ends by
 --                  itself, and why; with `:<group>` behind the name those of a group, with `:*` those
 --                  of each group that has none of its own; weight:<group>; tasks, the names of the tasks that have a
---                  concurrency or a rate, with a `}` between them; origins, if origins have one
+--                  concurrency or a rate, with a `}` between them; origins, if origins have one; batches, how many are
+--                  paused: the group of each has the concurrency 0
 --                  `reserved`, of a new shard: JSON, field -> [how much of this limit is not to be used yet, because
 --                  jobs that run in older parts of the queue use it; the limit of the whole queue]
 -- declared_limits  hash  the limits that apps declare in their code, by the same fields: the value, a space, the app;
@@ -380,12 +381,13 @@ local BURST = 0.1
 local RATE_LEAST = 1e-6
 -- The group of occurrences whose recurrence names none.
 local RECURRING = '@recurring'
--- The limits of a task are those of the group with this before its name. All its jobs belong to that group, besides
--- their own.
-local TASK_GROUP = 'task:'
--- The limits of an origin, where a job sends its request or message, are those of the group with this before its name.
--- All jobs for that origin belong to it, besides their other groups. With `*` for the name: each that has none.
-local ORIGIN_GROUP = 'origin:'
+-- The prefixes of groups to which jobs belong besides their own group. One table, since a script has at most 200 local
+-- names.
+--
+-- task    the limits of a task are those of its group
+-- origin  so are those of an origin, where a job sends its request or message. `*` for the name: each that has none
+-- batch   the group of the jobs of a batch, which has a limit only while the batch is paused
+local KIND = { task = 'task:', origin = 'origin:', batch = 'batch:' }
 -- The tasks whose jobs have an origin, as payloads name them, and the argument that says it.
 local ORIGIN_IN = { ['evsched.http'] = 'url', ['evsched.forward'] = 'to' }
 
@@ -406,7 +408,7 @@ end
 -- USES limits, limit_of, moment_of, ORIGIN_IN, reserved_of
 local function read_limits(ruled)
   local found, whole = {}, { 'paused', 'concurrency', 'rate', 'burst', 'paused_until', 'paused_why', 'reserved' }
-  whole[8], whole[9] = 'history', 'history_age'
+  whole[8], whole[9], whole[10] = 'history', 'history_age', 'batches'
   local fields = redis.call('HMGET', limits, 'concurrency:*', 'rate:*', 'burst:*', 'tasks', 'origins', unpack(whole))
   found.paused, found.paused_until = fields[6], moment_of(fields[10] or nil)
   found.concurrency, found.rate, found.burst = limit_of(fields[7]), limit_of(fields[8]), limit_of(fields[9])
@@ -421,6 +423,7 @@ local function read_limits(ruled)
     found.named[task] = '"' .. task .. '"'
   end
   found.history, found.history_age = limit_of(fields[13]), limit_of(fields[14])
+  found.batches = fields[15]
   for i = 6, 14 do
     ruled = ruled - (fields[i] and 1 or 0)
   end
@@ -497,14 +500,14 @@ end
 
 -- The concurrency, rate and burst of a group, as numbers or nil. A burst belongs to the rate that is set with it. The
 -- groups that evsched itself makes do not have those of each group.
--- USES limits, policy, limit_of, reserved_of, RECURRING, TASK_GROUP, ORIGIN_GROUP
+-- USES limits, policy, limit_of, reserved_of, RECURRING, KIND
 local function limits_of(group)
   local own = redis.call('HMGET', limits, 'concurrency:' .. group, 'rate:' .. group, 'burst:' .. group)
   local each, all = policy.each_group or {}, '*'
-  if group:sub(1, #ORIGIN_GROUP) == ORIGIN_GROUP then
-    all = ORIGIN_GROUP .. '*'
+  if group:sub(1, #KIND.origin) == KIND.origin then
+    all = KIND.origin .. '*'
     each = redis.call('HMGET', limits, 'concurrency:' .. all, 'rate:' .. all, 'burst:' .. all)
-  elseif group == RECURRING or group:sub(1, #TASK_GROUP) == TASK_GROUP then
+  elseif group == RECURRING or group:sub(1, #KIND.task) == KIND.task or group:sub(1, #KIND.batch) == KIND.batch then
     each = {}
   end
   local rate = own[2] and own or { false, each[2], own[3] or each[3] }

@@ -11,6 +11,8 @@
 -- batch_ripple:<id>  list  `<n> <was> <is> [<from>]`: a node has changed, and those after it do not know yet; but the
 --                          nodes in the first `from` letters of `>n` do
 --
+-- batch_over:<id>/<n>  list  how the node has ended, for clients that wait: see batch_ask.lua
+--
 -- A node waits until each node before it is done; or has ended, if it runs despite failures. Otherwise it is stopped as
 -- long as one of them has ended without being done. Then it counts as an end itself. When it waits for none, it is
 -- released, once for all: a chore has a keeper enqueue its job.
@@ -143,6 +145,27 @@ local function work_off(batch, now)
   batch.rippled = batch.rippled + 1
   add_chore(seconds(now), 'ripple', batch.id, batch.rippled)
   return true
+end
+
+-- Push the ends of nodes to the lists of clients that wait for them.
+-- USES batch_of, batch_part, end_class
+local function answer_asked(batch)
+  local left = {}
+  for node in batch.asked:gmatch('%d+') do
+    local code = redis.call('GETRANGE', batch_part('ends', batch.id), node, node):byte() or 0
+    if end_class(code % 8) == 0 then
+      left[#left + 1] = node
+    else
+      local key = batch_part('over', batch.id .. '/' .. node)
+      redis.call('DEL', key)
+      redis.call('RPUSH', key, code % 8)
+      redis.call('PEXPIRE', key, 60000) -- a client that comes later reads that it has ended
+    end
+  end
+  batch.asked = #left > 0 and table.concat(left, ' ')
+  if not batch.asked then
+    redis.call('HDEL', batch_of(batch.id), 'asked')
+  end
 end
 
 -- Cancel the nodes that wait: the batch is stopped.

@@ -3,8 +3,9 @@
 -- in_flight  hash  id -> the groups in which it counts, with a `}` between them; `*` -> how many jobs;
 --                  `#<group>` -> how many of a group
 --
--- A job counts in its own group. If its task has limits, it counts in the group `task:<task>` as well, and if origins
--- have limits, in the group `origin:<origin>`. If it has none of these, it counts in ''.
+-- A job counts in its own group. If its task has limits, it counts in the group `task:<task>` as well, if origins have
+-- limits, in the group `origin:<origin>`, and while batches are paused, in that of its batch. If it has none of these,
+-- it counts in ''.
 
 local in_flight = root .. 'in_flight'
 
@@ -37,7 +38,7 @@ end
 
 -- Where a job sends its request or message: scheme, host and port, or the name of a server. nil: nowhere, or the worker
 -- will refuse it. The end of a name that is too long for a group stands for all of it.
--- USES ORIGIN_IN, ORIGIN_GROUP
+-- USES ORIGIN_IN, KIND
 local function origin_of(job)
   local argument = ORIGIN_IN[job.task]
   if not argument then
@@ -55,15 +56,37 @@ local function origin_of(job)
     return nil
   end
   authority = authority:gsub(scheme == 'http' and ':80$' or ':443$', '')
-  return (scheme .. '://' .. authority):sub(#ORIGIN_GROUP - 200)
+  return (scheme .. '://' .. authority):sub(#KIND.origin - 200)
+end
+
+-- The pauses of batches whose jobs are in this queue. One table with its functions, since a script has at most 200
+-- local names.
+--
+-- batch_holds  hash  `<home>/<batch>` -> the stamp of the last pause or resume that has come here, a space, and a `1`
+--                    if the batch is paused. A call with a lower stamp comes late, and changes nothing
+-- USES policy, field_of, KIND, limits
+local batch_holds = { key = root .. 'batch_holds' }
+-- The group of a batch. A group has at most 200 bytes.
+function batch_holds.group_of(address)
+  return KIND.batch .. (#address <= 200 - #KIND.batch and address or redis.sha1hex(address))
+end
+-- The group of the batch that a job is a member of. nil: it is in none, or no batch is paused in this queue.
+function batch_holds.group(id)
+  local address = policy.batches and (field_of(id, 'batch') or ''):match('^([%w._:@-]+/[%w._:@-]+)/%d')
+  return address and batch_holds.group_of(address)
+end
+-- Is the batch of a job paused?
+function batch_holds.has(id)
+  local group = batch_holds.group(id)
+  return group and redis.call('HEXISTS', limits, 'concurrency:' .. group) == 1
 end
 
 -- The groups in which a job counts.
--- USES policy, group_of, field_of, limited_job, TASK_GROUP, origin_of, ORIGIN_GROUP
+-- USES policy, group_of, field_of, limited_job, origin_of, KIND, batch_holds
 local function groups_of(id)
   local own = group_of(field_of(id, 'group')) or ''
-  local job = policy.named and limited_job(id)
-  if not job then
+  local job, batch = policy.named and limited_job(id), batch_holds.group(id)
+  if not job and not batch then
     return own
   end
   local groups = own ~= '' and { own } or {}
@@ -72,12 +95,15 @@ local function groups_of(id)
       groups[#groups + 1] = group
     end
   end
-  if policy.tasks[job.task] then
-    add(TASK_GROUP .. job.task)
+  if job and policy.tasks[job.task] then
+    add(KIND.task .. job.task)
   end
-  local origin = policy.origins and origin_of(job)
+  local origin = job and policy.origins and origin_of(job)
   if origin then
-    add(ORIGIN_GROUP .. origin)
+    add(KIND.origin .. origin)
+  end
+  if batch then
+    add(batch)
   end
   return table.concat(groups, '}')
 end
@@ -160,9 +186,9 @@ end
 
 -- Note that a task has limits now, or none. If it has its first, the jobs in flight are counted again: they do not
 -- count in its group yet.
--- USES limits, TASK_GROUP, in_flight, counting
+-- USES limits, in_flight, counting, KIND
 local function note_task(task)
-  local group, noted, others = TASK_GROUP .. task, false, {}
+  local group, noted, others = KIND.task .. task, false, {}
   for other in (redis.call('HGET', limits, 'tasks') or ''):gmatch('[^}]+') do
     if other == task then
       noted = true
@@ -186,11 +212,11 @@ local function note_task(task)
 end
 
 -- Note whether origins have limits. With the first of them, the jobs in flight are counted again.
--- USES limits, ORIGIN_GROUP, in_flight, counting
+-- USES limits, in_flight, counting, KIND
 local function note_origins()
   local ruled = false
   for _, field in ipairs(redis.call('HKEYS', limits)) do
-    ruled = ruled or field:find('^%l+:' .. ORIGIN_GROUP) ~= nil
+    ruled = ruled or field:find('^%l+:' .. KIND.origin) ~= nil
   end
   if not ruled then
     redis.call('HDEL', limits, 'origins')
@@ -202,7 +228,7 @@ end
 
 -- Set a limit by its field, '' removes it. The jobs that it holds back are examined again. `read_policy` and `admit`
 -- must follow.
--- USES limits, reopen_all, throttled, TASK_GROUP, note_task, ORIGIN_GROUP, note_origins
+-- USES limits, reopen_all, throttled, note_task, note_origins, KIND
 local function set_limit(field, value)
   if value == '' then
     redis.call('HDEL', limits, field)
@@ -213,14 +239,14 @@ local function set_limit(field, value)
     redis.call('DEL', root .. 'history') -- no end would trim it
   end
   local group = field:match('^%l+:(.*)$')
-  if group == '*' or group == ORIGIN_GROUP .. '*' or field == 'reserved' then
+  if group == '*' or group == KIND.origin .. '*' or field == 'reserved' then
     reopen_all()
   elseif group then
     redis.call('ZADD', throttled, 'XX', 0, group)
   end
-  if group and group:sub(1, #TASK_GROUP) == TASK_GROUP then
-    note_task(group:sub(#TASK_GROUP + 1))
-  elseif group and group:sub(1, #ORIGIN_GROUP) == ORIGIN_GROUP then
+  if group and group:sub(1, #KIND.task) == KIND.task then
+    note_task(group:sub(#KIND.task + 1))
+  elseif group and group:sub(1, #KIND.origin) == KIND.origin then
     note_origins()
   end
 end

@@ -13,13 +13,15 @@
 --        done       token of the reservation to confirm, '' = none
 -- ROWS   id         of the job of each of the first ordinals; the others have `<batch>.<ordinal>`. `/<batch>`: it is a
 --                   batch
--- REPLY  now; the first ordinal, '' = none is reserved; why not, '' = none was asked for
+-- REPLY  now; the first ordinal, '' = none is reserved; why not, '' = none was asked for; the stamp of its pause, '' =
+--        it is not paused
 -- FAILS  MISSING    there is no such batch
 -- TWICE  the second call returns the same ordinals, until they are confirmed
 -- USES   clock, rows, seconds, expect, refuse, read_batch, no_batch, batch_of, apply_ends, confirm, decide, add_chore,
---        batch_part, add_part
+--        batch_part, add_part, note_inner
 --
--- A batch with a reservation that is not confirmed does not end.
+-- A batch with a reservation that is not confirmed does not end. If it is paused, `batch_hold` must come before the
+-- jobs, in the queue to which they go.
 
 local now, id, token, count, queue, settled, member, done = unpack(ARGV, 1, 8)
 now, count = clock(now), tonumber(count)
@@ -53,15 +55,16 @@ if done ~= '' then
   confirm(batch, done, now)
 end
 decide(batch, now)
+local paused = batch.paused and batch.stamp or ''
 if count == 0 then
-  return { seconds(now), '', '' }
+  return { seconds(now), '', '', paused }
 elseif first then
-  return { seconds(now), first, '' }
+  return { seconds(now), first, '', paused }
 elseif batch.stop or (batch.state ~= 'open' and batch.state ~= 'running') then
   local why = batch.stop == 'cancelled' and 'was cancelled' or batch.stop and 'has expired' or 'has ended'
-  return { seconds(now), '', why .. ': no more jobs can be added' }
+  return { seconds(now), '', why .. ': no more jobs can be added', '' }
 elseif batch.total + count > MEMBERS_MOST then
-  return { seconds(now), '', 'cannot have more than ' .. MEMBERS_MOST .. ' jobs: open another one' }
+  return { seconds(now), '', 'cannot have more than ' .. MEMBERS_MOST .. ' jobs: open another one', '' }
 end
 
 first = batch.total
@@ -70,6 +73,7 @@ local ids, at = {}, first
 for job in rows(9, 1) do
   if at <= last then
     ids[#ids + 1], ids[#ids + 2] = at, job
+    note_inner(id, at, job, queue)
   end
   at = at + 1
   if #ids == 1000 then
@@ -85,4 +89,4 @@ batch.total, batch.adding = batch.total + count, batch.adding + 1
 redis.call('HSET', batch_of(id), 'adding:' .. token, first .. ' ' .. last)
 add_chore(seconds(now + tonumber(settled)), 'settle', id, first, last, token)
 decide(batch, now)
-return { seconds(now), string.format('%d', first), '' }
+return { seconds(now), string.format('%d', first), '', paused }

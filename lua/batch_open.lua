@@ -10,7 +10,7 @@
 --        parent     of a batch in a batch: `<home>/<batch>/<ordinal>`, '' = none
 -- ROWS   field      'by', 'tags', 'complete_on', 'on_done', 'on_failed' or 'on_progress'
 --        value      see docs/batches.md
--- REPLY  when it was opened, seconds
+-- REPLY  '1' = it is opened; '' = a call with this token has opened it before
 -- FAILS  EXISTS     there is a batch of that id
 -- TWICE  the second call, with the same token, changes nothing
 -- USES   clock, rows, seconds, expect, fail, refuse, is_id, batches, batch_of, add_chore, write_batch, batch_part
@@ -27,9 +27,9 @@ elseif parent ~= '' and not parent:find('^[%w._:@-]+/[%w._:@-]+/%d+$') then
 end
 expect('ZCARD', batches, root .. 'chores')
 expect('HLEN', batch_of(id))
-local known = redis.call('HMGET', batch_of(id), 'token', 'created')
-if known[1] == token then
-  return known[2]
+local known = redis.call('HGET', batch_of(id), 'token')
+if known == token then
+  return ''
 elseif redis.call('EXISTS', batch_of(id)) == 1 then
   return fail('EXISTS', 'there is a batch ' .. id .. ' already: give this one another id')
 end
@@ -42,9 +42,11 @@ for field, value in rows(7, 2) do
   fields[#fields + 1] = value
 end
 
-for _, part in ipairs({ 'ends', 'parts', 'ids', 'over', 'nodes', 'ripple' }) do
-  redis.call('DEL', batch_part(part, id))
+local parts = {}
+for _, part in ipairs({ 'ends', 'parts', 'ids', 'inner', 'over', 'nodes', 'ripple' }) do
+  parts[#parts + 1] = batch_part(part, id)
 end
+redis.call('DEL', unpack(parts))
 redis.call('HSET', batch_of(id), unpack(fields))
 write_batch({
   id = id,
@@ -63,4 +65,4 @@ redis.call('ZADD', batches, seconds(now), id)
 if expires ~= '' then
   add_chore(seconds(now + tonumber(expires)), 'expire', id)
 end
-return seconds(now)
+return '1'

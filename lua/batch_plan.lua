@@ -12,8 +12,9 @@
 -- REPLY  how many nodes the batch has
 -- FAILS  MISSING    there is no such batch
 --        LATE       the batch is closed, or was cancelled; then no row is written
+--        INVALID    the first row is not the next node, or a row is not a valid one; then no row is written
 -- TWICE  the second call writes nothing, even if the batch is closed by then
--- USES   rows, expect, fail, refuse, read_batch, no_batch, write_batch, batch_part, add_part
+-- USES   rows, expect, fail, read_batch, no_batch, write_batch, batch_part, add_part, note_inner
 --
 -- A node comes later than those before it, so there is no circle. They run once the batch is closed. About 10 us a row.
 
@@ -31,22 +32,22 @@ end
 expect('LLEN', batch_part('parts', id))
 expect('HLEN', batch_part('ids', id), batch_part('nodes', id))
 if first > batch.nodes then
-  refuse('first', 'the ordinal of the next node')
+  return fail('INVALID', id .. ' has ' .. batch.nodes .. ' nodes: the first one of this call must be the next')
 end
 local at = first
 for _, _, queue, after in rows(3, 5) do
   if not queue:find('^[%w._:@-]+$') or after:find('[^%d ]') then
-    refuse('queue', 'a valid node')
+    return fail('INVALID', 'a node of ' .. id .. ' has no valid queue, or stands after what is not an ordinal')
   end
   for before in after:gmatch('%d+') do
     if #before > 5 or tonumber(before) >= at then
-      refuse('after', 'the ordinals of nodes before it')
+      return fail('INVALID', 'a node of ' .. id .. ' stands after one that is not before it')
     end
   end
   at = at + 1
 end
 if at > NODES_MOST then
-  refuse('first', 'within the limit of ' .. NODES_MOST .. ' nodes')
+  return fail('INVALID', id .. ' cannot have more than ' .. NODES_MOST .. ' nodes')
 elseif at > batch.nodes and (batch.state ~= 'open' or batch.total > batch.nodes) then
   return fail('LATE', id .. ' is closed, or has jobs already: its graph can have no more nodes')
 end
@@ -63,6 +64,7 @@ for node, job, queue, after, despite in rows(3, 5) do
     redis.call('HSET', nodes, at, node, '<' .. at, after, '-' .. at, waits .. ' 0')
     if job ~= '' then
       redis.call('HSET', batch_part('ids', id), at, job)
+      note_inner(id, at, job, queue)
     end
     if queue ~= part.queue then
       part = { first = at, count = 0, queue = queue }

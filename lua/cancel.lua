@@ -7,7 +7,8 @@
 --        act       of an operator, for the audit trail: see _acts.lua; '' = none
 -- ROWS   id        of the job, or with a filter an inline job; one row, unless there is a filter or a `row`
 --        row       for a job of the ledger that its row cancels: the number of the row. For a member of a batch, which
---                  must be this one: `<home>/<batch>/<ordinal>`, and `/<life>` as for `enqueue`. '' = any job
+--                  must be this one: `<home>/<batch>/<ordinal>`, and `/<life>` and `/<turn>` as for `enqueue`. '' = any
+--                  job
 -- REPLY  for each row the place where it was; 'processing' = its worker is asked to stop it, by a message and by its
 --        next heartbeat; '' = it does not wait, or does not match. Without a filter, also '1' = besides the run, a next
 --        run that waited was cancelled; '' = there was none
@@ -169,12 +170,13 @@ end
 
 -- Cancel a member of a batch. If it is not there, it ends all the same, and is not enqueued any more.
 function left.cancel_member(id, words)
-  local member, life = words:match('^([%w._:@-]+/[%w._:@-]+/%d+)/?(%w*)$')
+  local member, life, turn = words:match('^([%w._:@-]+/[%w._:@-]+/%d+)/?(%w*)/?(%d*)$')
   if not member then
     return ''
   elseif redis.call('EXISTS', record(id)) == 0 then
-    left.mark(id, member, life)
-    member_reports.note(member, 'c')
+    local address = turn == '' and member or member .. '/' .. turn
+    left.mark(id, address, life)
+    member_reports.note(address, 'c')
     return ''
   end
   local is_ours = (field_of(id, 'batch') or ''):match('^[^/]*/[^/]*/%d+') == member

@@ -15,7 +15,8 @@
 --                  a moment before, Unix seconds. '' = it is sent for the first time, or has a `key`
 --        batch     that the jobs are members of: `<home>/<batch>/<ordinal>/<until>`. The ordinal of the first row, then
 --                  the next ones; and until when they are reserved, Unix seconds. '' = none. `/<life>` may follow: it
---                  differs from that of an earlier batch of the same id, whose records are no members then
+--                  differs from that of an earlier batch of the same id, whose records are no members then; and
+--                  `/<turn>`, if nodes were revived without a job. Records of earlier turns are no members then
 -- ROWS   id        1 to 200 of A-Z a-z 0-9 . _ : @ -
 --        payload   JSON
 --        priority  0 to 9, '' = the default
@@ -40,8 +41,8 @@
 
 local now, conflict, within, by, key, asked, since, batch = unpack(ARGV, 1, 8)
 now, since = clock(now), tonumber(since)
-local members, ordinal, till, life = batch:match('^([%w._:@-]+/[%w._:@-]+/)(%d+)/([%d.]+)/?(%w*)$')
-if batch ~= '' and not (tonumber(till) and #ordinal < 10) then
+local members, ordinal, till, life, turn = batch:match('^([%w._:@-]+/[%w._:@-]+/)(%d+)/([%d.]+)/?(%w*)/?(%d*)$')
+if batch ~= '' and not (tonumber(till) and #ordinal < 10 and #turn < 3) then
   refuse('batch', 'a valid batch')
 end
 local first = first_reply(key)
@@ -81,13 +82,17 @@ end
 
 -- The field `batch` of the job of a row.
 local function member(at)
-  return string.format('%s%d', members, ordinal + at)
+  return string.format('%s%d%s', members, ordinal + at, turn ~= '' and '/' .. turn or '')
 end
 
 -- Whether an earlier call has written the same member, whatever has become of it.
 local function is_there(id, at)
-  return members
-    and (field_of(id, 'batch') or ''):match('^[^/]*/[^/]*/%d+') == member(at)
+  if not members then
+    return false
+  end
+  local there, last = (field_of(id, 'batch') or ''):match('^([^/]*/[^/]*/%d+)/?(%d*)$')
+  return there == member(at):match('^[^/]*/[^/]*/%d+')
+    and (tonumber(last) or 0) >= (tonumber(turn) or 0)
     and (life == '' or field_of(id, 'life') == life)
 end
 

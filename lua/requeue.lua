@@ -19,7 +19,7 @@
 -- USES   clock, processing, expect, expect_gate, record, convict, clear_suspicion, suspicion_of, mark_suspect,
 --        count_attempts, rows, holds, worker_of, abort, leave, is_paused, counting, enter, return_to_backlog, admit,
 --        fields_of, owns, attempt_of, keep_failure, call_idle, decline, busy_leases, dead_workers, seconds, note_run,
---        write_history, uncount_run
+--        write_history, uncount_run, batch_holds
 --
 -- While the queue is paused the jobs go to the front of the backlog. When there are no rows and the list is empty, the
 -- lease is deleted too.
@@ -124,7 +124,7 @@ for i = #ids, 1, -1 do
   elseif elsewhere then
     nowhere[id] = true
   elseif not redis.call('LPOS', ready, id) then
-    if is_paused(now) then
+    if is_paused(now) or batch_holds.has(id) then
       table.insert(back, 1, id)
     else
       redis.call('LPUSH', ready, id)

@@ -62,7 +62,8 @@ elseif described and not place then
   local why = ': it was taken off the schedule, or never put there'
   return fail('MISSING', id .. ' has a record, but neither waits nor runs' .. why)
 elseif not place then
-  return fail('MISSING', id .. ' has no record: it never existed, has ended, or waits as an inline job')
+  local why = ' has no record: it never existed, has ended, waits as an inline job, or as a node of a graph'
+  return fail('MISSING', id .. why)
 end
 local text, ends = kept_text(id, 'signals'), awaited_until(id, signal)
 if find_line(text, signal) then

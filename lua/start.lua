@@ -19,13 +19,13 @@
 -- FAILS  none
 -- TWICE  a job that this worker has started already is handed out again with the same attempt, one that has ended is
 --        not; `hold` bounds the rest
--- RARE   bury, abort, remove_waiting, keep_misnamed, uncount_run, with_failure, leave, enter, field_of, holds,
---        worker_of, size_of, begin_count, judge_groups, reopen, spend, tokens, end_queue_pause, note_turns,
---        joined_rows, milliseconds
+-- RARE   batch_holds, return_to_backlog, bury, abort, remove_waiting, keep_misnamed, uncount_run, with_failure, leave,
+--        enter, field_of, holds, worker_of, size_of, begin_count, judge_groups, reopen, spend, tokens, end_queue_pause,
+--        note_turns, joined_rows, milliseconds
 -- USES   clock, processing, expect, expect_gate, rows, admit, seconds, record, moment_of, holds, worker_of, NOT_A_HASH,
 --        keep_misnamed, TOO_LONG, leave, bury, abort, remove_waiting, counting, enter, attempt_of, name_of_run,
 --        suspicion_of, field_of, fields_of, payload_size, size_of, with_failure, idle, busy_leases, write_history,
---        uncount_run
+--        uncount_run, batch_holds, policy, return_to_backlog
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
 -- rows, in the worker's list. An id can be in the lists of two workers, if it was scheduled again and dispatched
@@ -158,6 +158,13 @@ for i, id in ipairs(ids) do
   elseif finished then
     redis.call('LREM', list, 1, id)
     leave(id)
+  elseif policy.batches and (holder ~= worker or attempt_of(attempt) == 0) and batch_holds.has(id) then
+    -- Its batch was paused after it passed the gate.
+    redis.call('LREM', list, 1, id)
+    leave(id)
+    freed = true
+    remove_waiting(id) -- it may also have waited there
+    return_to_backlog({ id })
   else
     if i <= given and holder ~= worker and remove_waiting(id) then
       freed = true -- it also waited there

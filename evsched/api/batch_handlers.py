@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import sha256
 from http import HTTPStatus
 from typing import Any, Final
@@ -13,13 +14,18 @@ from evsched.api import replies, requests
 from evsched.api.api_request import ApiRequest, check_same
 from evsched.api.job_handlers import created, given_jobs
 from evsched.api.replies import Reply, invalid
-from evsched.batches.batch import ID_MOST, SAMPLE, Batch
+from evsched.batches.batch import Batch
+from evsched.batches.batch_options import ID_MOST, SAMPLE
 from evsched.batches.member import OUTCOMES, with_codes
 from evsched.batches.node import read_nodes
-from evsched.client.new_job import JobOptions, check_job_options, new_job
+from evsched.batches.starter import write_nodes
+from evsched.client.new_job import JobOptions, check_job_options, new_job, without_later
 from evsched.client.option_values import Unique
+from evsched.errors import ConfigError
+from evsched.graphs.plan import PlannedNode, check_name, edges_of, plan_rows
 from evsched.jobs.job import decode, encode
-from evsched.store.batch_calls import BatchRecord
+from evsched.jobs.record import DEFAULT_RETENTION
+from evsched.store.batch_calls import BatchRecord, PlanRow
 from evsched.transport.call import Word
 
 _AT_ONCE: Final = 200
@@ -57,7 +63,7 @@ def _batch(request: ApiRequest) -> Batch:
 
 
 async def open(request: ApiRequest, body: requests.OpenBatch) -> Reply[replies.BatchStatus]:  # noqa: A001 - its name
-    """Open a batch: jobs can be added to it. The same request again changes nothing."""
+    """Open a batch: jobs can be added to it; or enqueue a graph. The same request again changes nothing."""
     batch = _batch(request)
     if len(batch.id) > ID_MOST:
         raise invalid(f"the id of a batch has at most {ID_MOST} characters")
@@ -68,6 +74,7 @@ async def open(request: ApiRequest, body: requests.OpenBatch) -> Reply[replies.B
         call: requests.BatchCallback | None = getattr(body, name)
         if call is not None:
             fields[name] = encode(_template(request, call))
+    rows = [] if body.nodes is None else _rows(request, batch.id, body, body.nodes)
     opening = request.store.batch_open(
         batch.id,
         sha256(msgspec.json.encode((request.caller, body), order="sorted")).hexdigest(),
@@ -75,8 +82,13 @@ async def open(request: ApiRequest, body: requests.OpenBatch) -> Reply[replies.B
         expires=body.expires,
         fields=fields,
     )
-    await request.client.send(opening)
-    return Reply(HTTPStatus.CREATED, _status(await batch.status()), request.location(f"batches/{batch.id}"))
+    is_new = await request.client.send(opening)
+    if rows:  # also of a repetition: the first request may have written only some
+        await write_nodes(request.client, request.store, batch.id, rows)
+        await batch.close()
+    if is_new:
+        return Reply(HTTPStatus.CREATED, _status(await batch.status()), request.location(f"batches/{batch.id}"))
+    return Reply(HTTPStatus.OK, _status(await batch.status()))
 
 
 def _template(request: ApiRequest, call: requests.BatchCallback) -> dict[str, Any]:
@@ -93,6 +105,53 @@ def _template(request: ApiRequest, call: requests.BatchCallback) -> dict[str, An
     return {name: value for name, value in found.items() if value is not None}
 
 
+def _rows(
+    request: ApiRequest, batch: str, body: requests.OpenBatch, given: Sequence[requests.NewNode]
+) -> list[PlanRow]:
+    """Return the nodes of a graph as its home takes them.
+
+    Raises:
+        Problem: there are too many, one is not valid, or its queue is not served.
+        ConfigError: their order is not valid.
+    """
+    most, nodes = request.config.api_jobs_cap, dict[str, PlannedNode]()
+    if len(given) > most:
+        raise invalid(f"the request has {len(given)} nodes, more than {most}")
+    for at, one in enumerate(given):
+        try:
+            check_name(one.name, nodes)
+            nodes[one.name] = _planned(request, one)
+        except ConfigError as error:
+            raise invalid(f"nodes[{at}]: {error}") from None
+    return plan_rows(batch, request.queue, nodes, body.expires, body.retention)
+
+
+def _planned(request: ApiRequest, node: requests.NewNode) -> PlannedNode:
+    """Build a node.
+
+    Raises:
+        Problem: its queue is not served.
+        ConfigError: an option or an argument is not valid.
+    """
+    queue = request.queue if node.queue is None else node.queue
+    request.check_served(queue)
+    if node.over is not None and node.despite_failure:
+        raise ConfigError("over and despite_failure: give one of them")
+    edges = edges_of(node.name, node.after, node.take, node.over, node.kwargs)
+    given: dict[str, Any] = {name: getattr(node, name) for name in _OF_NODE}
+    options = JobOptions(**given)
+    check_job_options(options)
+    args = node.args if node.over is None else [*node.args, None]
+    job = new_job(node.task, args, node.kwargs | dict.fromkeys(edges.takes), options, request.config.payload_cap)
+    payload = without_later(job, len(node.args), [*edges.takes])
+    limit = 0 if node.over is None else node.limit
+    return PlannedNode(queue, job, payload, DEFAULT_RETENTION, edges, node.despite_failure, limit)
+
+
+_OF_NODE: Final = (
+    *("due", "delay", "expires", "priority", "group", "timeout", "retry", "retention"),
+    *("meta", "tags", "redact", "window"),
+)
 _OF_CALLBACK: Final = tuple({*requests.BatchCallback.__struct_fields__} - {"task", "queue"})
 
 
@@ -158,6 +217,20 @@ async def close(request: ApiRequest) -> replies.BatchStatus:
     """Close a batch: it ends when its jobs have ended, and only they may add others."""
     batch = _batch(request)
     await batch.close()
+    return _status(await batch.status())
+
+
+async def pause(request: ApiRequest, body: requests.Pause) -> replies.BatchStatus:
+    """Pause a batch, until a moment or until it is resumed: running jobs go on, and no other job of it starts."""
+    batch = _batch(request)
+    await batch.pause(until=body.until, why=body.why)
+    return _status(await batch.status())
+
+
+async def resume(request: ApiRequest) -> replies.BatchStatus:
+    """Resume a batch, and the batches in it."""
+    batch = _batch(request)
+    await batch.resume()
     return _status(await batch.status())
 
 

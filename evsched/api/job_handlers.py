@@ -19,7 +19,7 @@ from evsched.api import replies, requests
 from evsched.api.api_request import EXAMINED_MOST, ApiRequest, check_same, idempotency_key
 from evsched.api.replies import Problem, Reply, invalid
 from evsched.api.requests import filter_of
-from evsched.client import operations, recurrence_operations, spread
+from evsched.client import graph_nodes, operations, recurrence_operations, spread
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.operations import Operation
 from evsched.client.option_values import Unique, id_of_arguments, id_of_key, unix
@@ -112,7 +112,7 @@ _EDITED: Final = ("args", "kwargs", "priority", "group", "tags")
 async def signal(request: ApiRequest, body: requests.Signal) -> replies.Signaled:
     """Send a signal to a job, for which its handler may wait."""
     parts = request.client.parts_of(request.queue, request.job)
-    done = await request.client.run(spread.signal(parts, request.job, body.name, body.value))
+    done = await request.client.run(graph_nodes.signal(parts, request.job, body.name, body.value))
     return replies.Signaled(request.job, body.name, done)
 
 

@@ -298,6 +298,11 @@ class BatchStatus(Struct, frozen=True, kw_only=True):
     tags: list[str]
     parent: BatchName | None
     """The batch in which it counts as one job."""
+    paused: float | None
+    """Since when it is paused; null = it is not."""
+    paused_until: float | None
+    """When it is resumed by itself; null = it is not."""
+    paused_why: str | None
 
 
 class Batches(Struct, frozen=True):

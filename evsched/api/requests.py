@@ -7,9 +7,10 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from evsched.batches.batch import EXPIRES, RETENTION
+from evsched.batches.batch_options import EXPIRES, RETENTION
 from evsched.client.sweep import Filter
 from evsched.client.wire_schema import Group, Length, Priority, Redact, Tag, Tags, Window
+from evsched.graphs.plan import NODES_MOST
 from evsched.jobs.job import OnConflict, RetryFields
 from evsched.jobs.record import Place
 from evsched.recurrence.recurrence import Misfire, Overlap
@@ -127,6 +128,24 @@ class BatchCallback(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tags: Tags | None = None
 
 
+class NewNode(JobFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A node of a graph: its job is enqueued when the nodes before it are done (docs/graphs.md)."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=180, description="The id of its job is `ID.name`.")]
+    queue: InQueue | None = None
+    due: Moment | None = None
+    delay: Annotated[float, Meta(description="Seconds from the moment at which it is enqueued.")] | None = None
+    expires: Moment | None = None
+    after: Annotated[
+        str | list[str] | dict[str, str],
+        Meta(description="The nodes before it, whose results it gets by their names; an object: by other names."),
+    ] = []
+    take: Annotated[list[str], Meta(description="It gets only the results of these nodes.")] | None = None
+    despite_failure: Annotated[bool, Meta(description="It runs when the nodes before it have ended anyhow.")] = False
+    over: Annotated[str, Meta(description="It has a job for each item of this node's result.")] | None = None
+    limit: Annotated[int, Meta(ge=1, le=NODES_MOST, description="How many items there may be.")] = 1000
+
+
 class OpenBatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A batch to open (docs/batches.md)."""
 
@@ -137,6 +156,10 @@ class OpenBatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     expires: Annotated[Length, Meta(description="Seconds after which it has failed; null = never.")] | None = EXPIRES
     retention: Annotated[Length, Meta(description="Seconds for which it is kept after its end.")] = RETENTION
     tags: Tags | None = None
+    nodes: (
+        Annotated[list[NewNode], Meta(min_length=1, description="It is a graph of these nodes, and starts at once.")]
+        | None
+    ) = None
 
 
 class BatchJobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -190,7 +213,7 @@ class NewRecurrence(JobFields, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Pause(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Until when a queue or a recurrence is paused, and why."""
+    """Until when a queue, a recurrence or a batch is paused, and why."""
 
     until: Moment | None = None
     why: Annotated[str, Meta(max_length=500, description="A sentence for people who look at it later.")] = ""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import datetime, timedelta
 from secrets import token_hex
 from types import TracebackType
-from typing import Any, Final, Literal, ParamSpec, Self, TypedDict, TypeVar, cast
+from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 from msgspec.structs import replace
 
 from evsched import keys
+from evsched.batches import pausing
+from evsched.batches.batch_options import ID_MOST, BatchOptions, read_options
 from evsched.batches.member import CODES, OUTCOMES, Member, with_codes
 from evsched.batches.node import GraphNode, read_nodes
 from evsched.batches.results import ResultGone, read_results
@@ -26,8 +28,9 @@ from evsched.client.task_handle import Enqueuer
 from evsched.errors import ConfigError, JobExists, JobLate, JobMissing, StoreDown
 from evsched.jobs import option_checks as check
 from evsched.jobs.arguments import Arguments
-from evsched.jobs.job import OnConflict, encode
+from evsched.jobs.job import OnConflict
 from evsched.store.batch_calls import BatchRecord
+from evsched.store.batch_pauses import BatchPause, InnerBatch
 from evsched.store.client_calls import Accepted, New
 from evsched.store.queue import IdempotentRequest
 from evsched.store.store import Store
@@ -35,6 +38,7 @@ from evsched.transport.redis_errors import reconnect_delay
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 _MANY: Final = 1000
 """Jobs that are reserved, and enqueued, in one round trip."""
@@ -44,64 +48,6 @@ _LOOKED_AT: Final = 10
 
 _BLOCK: Final = 10.0
 """Seconds of one blocking call."""
-
-ID_MOST: Final = 180
-"""Characters of a batch's id: the ids of its jobs have it, and a number."""
-
-RETENTION: Final = 7 * 86400.0
-"""Seconds for which a batch is kept after its end, by default."""
-
-EXPIRES: Final = 30 * 86400.0
-"""Seconds after which a batch has failed if it has not ended, by default."""
-
-
-class EndedBatch(Struct, frozen=True):
-    """A batch, for the handler of a callback whose parameter has this annotation; others get a dict."""
-
-    batch: str
-    queue: str
-    """The home of the batch."""
-    outcome: Literal["done", "failed", "progress"]
-    total: int
-    done: int
-    dead: int
-    cancelled: int
-    expired: int
-    stopped: int = 0
-    """How many nodes of a graph did not run, since one before them has failed."""
-
-
-SAMPLE: Final = to_builtins(EndedBatch("b", "q", "done", 0, 0, 0, 0, 0))
-"""An argument of a callback, to check that its task takes it."""
-
-
-class BatchOptions(TypedDict, total=False):
-    """How a batch is opened."""
-
-    on_done: Enqueuer[..., Any] | None
-    """The task that gets a job when all jobs of the batch are done; or when all have ended, see `complete_on`."""
-    on_failed: Enqueuer[..., Any] | None
-    """The task that gets a job when all have ended, and some are not done. Again if one is revived and fails again."""
-    on_progress: Enqueuer[..., Any] | None
-    """The task that gets a job when another tenth of the jobs has ended, once the batch is closed."""
-    complete_on: Literal["done", "all"]
-    """"done": the batch is done when all of its jobs are; "all": when all have ended."""
-    expires: timedelta | float | None
-    """Seconds after which its jobs are cancelled, and it has failed: 30 days by default; None = never."""
-    retention: timedelta | float
-    """Seconds for which it is kept after its end, 7 days by default."""
-    tags: Sequence[str]
-    """At most 5 short labels."""
-
-
-_CALLBACKS: Final = ("on_done", "on_failed", "on_progress")
-_OPTIONS: Final = {
-    **dict.fromkeys(_CALLBACKS, None),
-    "complete_on": check.one_of("done", "all"),
-    "expires": finite_seconds,
-    "retention": finite_seconds,
-    "tags": check.tags,
-}
 
 
 class _Put(Struct, frozen=True):
@@ -146,6 +92,10 @@ class Batch:
     @property
     def _store(self) -> Store:
         return self._client.store(self.queue)
+
+    @property
+    def _queues(self) -> pausing.ShardFinder:
+        return pausing.ShardFinder(self._client.store, self._client.shards)
 
     async def add(self, task: Enqueuer[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Enqueue a job of a task, or of `task.using(...)`, as a member of the batch.
@@ -221,6 +171,9 @@ class Batch:
             raise JobLate(f"batch {self.id} of queue {self.queue} {found.refusal}")
         if not put.is_named:
             jobs = [replace(job, id=f"{self.id}.{found.first + at}") for at, job in enumerate(jobs)]
+        if found.paused:
+            paused = BatchPause(found.now, found.paused, is_paused=True)
+            await self._client.run(pausing.tell(self._store, self._queues, self.id, paused, [put.queue]))
         address = found.address(self.queue, self.id)
         if put.on_conflict == "keep":  # the record that is kept may be of an earlier batch of this id
             address += f"/{await self._client.send(self._store.batch_life(self.id))}"
@@ -287,6 +240,28 @@ class Batch:
         await self._client.send(self._store.batch_close(self.id, how="cancelled"))
         await self._confirm_all()
 
+    async def pause(self, *, until: datetime | float | None = None, why: str = "") -> float:
+        """Pause the batch: running jobs go on, and no other starts; return since when it is paused, in Unix seconds.
+
+        `until`: when it is resumed by itself; None = with `resume`. `why`: a sentence for people who look at it later.
+        If it is paused already, both are replaced. Batches in it are paused with it.
+
+        Raises:
+            ConfigError: the moment has passed, or the reason is too long.
+            JobLate: the batch has ended.
+            JobMissing: there is no such batch.
+        """
+        found = await self._client.run(pausing.pause(self._store, self._queues, self.id, until, why))
+        return found.now if found.since is None else found.since
+
+    async def resume(self) -> float | None:
+        """Resume the batch, and the batches in it; return since when it was paused, None if it was not.
+
+        Raises:
+            JobMissing: there is no such batch.
+        """
+        return (await self._client.run(pausing.resume(self._store, self._queues, self.id))).since
+
     async def set_priority(self, priority: int | None) -> int:
         """Give another priority, 0 to 9, None = the default, to those jobs of the batch that wait; return how many.
 
@@ -339,8 +314,27 @@ class Batch:
         """
         found = next((node for node in await self.nodes(limit=_MANY * _MANY) if node.name == name), None)
         if found is None:
-            raise JobMissing(f"batch {self.id} of queue {self.queue} has no node {name}")
+            raise JobMissing(f"batch {self.id} of queue {self.queue} has no node {name!r:.100}")
         return found
+
+    async def result(self, node: str, *, timeout: timedelta | float | None = None) -> Any:
+        """Wait until a node of the graph has ended, and return its result; other nodes may run on.
+
+        Raises:
+            JobDead: the node is not done; the message says why.
+            JobMissing: there is no such node, or its record is not kept any more.
+            TimeoutError: it did not end in time.
+        """
+        from evsched.batches.node_results import result_of_node  # few programs need it
+
+        at = (await self.node(node)).ordinal
+
+        async def ended() -> bool | None:
+            return await self._client.send(self._store.batch_ask(self.id, at)) or None
+
+        await self._until(ended, timeout, f"node {node} of {self.id}", at)
+        (found,) = await self.nodes(at, 1)
+        return await result_of_node(self._client, self._store, self.id, found)
 
     async def results(self, limit: int = 1000) -> list[Any]:
         """Return the results of the first of its jobs that are done, as long as their records are kept."""
@@ -360,18 +354,31 @@ class Batch:
             JobMissing: there is no such batch.
             TimeoutError: it did not end in time.
         """
-        until = float("inf") if timeout is None else time.monotonic() + finite_seconds("timeout", timeout)
-        while True:
+
+        async def ended() -> BatchRecord | None:
             status = await self.status()
-            if status.finished is not None:
-                return status
+            return status if status.finished is not None else None
+
+        return await self._until(ended, timeout, f"batch {self.id}")
+
+    async def _until(
+        self,
+        ended: Callable[[], Awaitable[T | None]],
+        timeout: timedelta | float | None,
+        what: str,
+        node: int | None = None,
+    ) -> T:
+        """Wait until the batch, or a node of it, has ended, and `ended` returns something."""
+        until = float("inf") if timeout is None else time.monotonic() + finite_seconds("timeout", timeout)
+        while (found := await ended()) is None:
             block = min(until - time.monotonic(), _BLOCK)
             if block <= 0:
-                raise TimeoutError(f"batch {self.id} did not end in time")
+                raise TimeoutError(f"{what} did not end in time")
             try:
-                await self._client.wait_for(Wait(self._store.wait_for_batch(self.id, block), block))
+                await self._client.wait_for(Wait(self._store.wait_for_batch(self.id, block, node), block))
             except StoreDown:
                 await self._client.perform(Sleep(reconnect_delay(1)))
+        return found
 
     def batch(self, id: str | None = None, *, queue: str | None = None, **options: Any) -> NewBatch:  # noqa: A002
         """Return a batch in this one, which counts as one of its jobs. Arguments as of `App.batch`."""
@@ -393,6 +400,12 @@ class Batch:
         """Confirm the reservation for a batch that is open."""
         self._written.append(token)
         await self._confirm_soon()
+
+    async def share_pause(self, inner: InnerBatch) -> None:
+        """Pause a batch that was opened in this one, if this one is paused. It was listed before."""
+        paused = await self._client.run(pausing.present(self._store, self.id))
+        if paused.is_paused:
+            await self._client.run(pausing.follow(self._client.store(inner.queue), inner, paused))
 
     async def refused(self, address: str, token: str) -> None:
         """Give the reservation back for a batch whose id is taken."""
@@ -427,7 +440,7 @@ class NewBatch(Batch):
             raise ConfigError(f"id: a batch's id has at most {ID_MOST} characters")
         super().__init__(name, queue, client)
         self._parent = parent
-        self._fields, self._expires, self._retention = _read_options(options)
+        self._fields, self._expires, self._retention = read_options(options)
 
     async def open(self) -> Batch:
         """Open the batch, and return it; `close` it after its last job.
@@ -454,6 +467,7 @@ class NewBatch(Batch):
             raise
         if self._parent is not None:
             await self._parent.adopted(token)
+            await self._parent.share_pause(InnerBatch(self.queue, self.id, address))
         return self
 
     async def __aenter__(self) -> Self:
@@ -474,28 +488,6 @@ class NewBatch(Batch):
 def _check_task(task: Any) -> None:
     if not isinstance(task, Enqueuer):
         raise ConfigError(f"{task!r:.100} is not a task: give a task of the app, or task.using(...), and its arguments")
-
-
-def _read_options(options: BatchOptions) -> tuple[dict[str, bytes | str], float | None, float]:
-    given = cast("dict[str, Any]", dict(options))
-    for name, value in given.items():
-        if name not in _OPTIONS:
-            raise TypeError(f"a batch has no option {name!r}: it has {', '.join(_OPTIONS)}")
-        checked = _OPTIONS[name]
-        if checked is not None and value is not None:
-            checked(name, value)
-        elif checked is None and value is not None and not isinstance(value, Enqueuer):
-            raise ConfigError(f"{name}: give a task of the app, or task.using(...), and not {value!r:.100}")
-    fields: dict[str, bytes | str] = {
-        name: encode(given[name].template(SAMPLE)) for name in _CALLBACKS if given.get(name) is not None
-    }
-    if given.get("complete_on") == "all":
-        fields["complete_on"] = "all"
-    if given.get("tags"):
-        fields["tags"] = encode(list(given["tags"]))
-    expires = given.get("expires", EXPIRES)
-    retention = finite_seconds("retention", given.get("retention", RETENTION))
-    return fields, None if expires is None else finite_seconds("expires", expires), retention
 
 
 async def batch_of_job(client: Client, queue: str, job_id: str) -> Batch | None:

@@ -17,8 +17,8 @@ from typing import Any, Final, cast
 import msgspec
 
 from evsched import events, keys
+from evsched.batches import pausing
 from evsched.batches.member import CODES, Member, are_there, members, with_codes
-from evsched.batches.member import ends as ends_of
 from evsched.batches.starter import Starter
 from evsched.client.client import Client
 from evsched.client.operations import Nodes
@@ -27,6 +27,7 @@ from evsched.dispatcher.queue_rounds import QueueRounds
 from evsched.errors import JobLate, JobMissing, StoreError
 from evsched.jobs.job import decode, encode
 from evsched.runtime.loops import Runtime
+from evsched.store.batch_pauses import FORGET_AFTER, BatchPause
 from evsched.store.client_calls import New
 from evsched.store.server import clock
 from evsched.store.store import Store
@@ -76,6 +77,7 @@ class BatchKeeper:
         self._runtime = runtime
         self._client = client or Client(runtime.config.url, runtime.shards)
         self._starter = Starter(self._client)
+        self._queues = pausing.ShardFinder(self._client.store, self._client.shards)
         self._rounds = QueueRounds("batches", runtime, served, _CAP, lambda seen: seen.chores, self.step)
         self.pulse = self._rounds.pulse
         self._stepped: dict[str, float] = {}
@@ -132,6 +134,8 @@ class BatchKeeper:
             "settle": (4, self._settle),
             "cancel": (3, self._cancel),
             "expire": (1, self._expire),
+            "hold": (3, self._hold),
+            "resume": (2, self._resume),
             "forget": (1, self._forget),
             "start": (2, self._start),
             "restart": (2, self._restart),
@@ -258,8 +262,8 @@ class BatchKeeper:
         First their records, then the ends that are to be carried: so a job that ends meanwhile is not thought missing.
         """
         start, end = int(first), min(int(first) + _SLICE, int(last) + 1) - 1
-        codes = await self._client.run(ends_of(store, batch, start, end))
-        at = [start + i for i, code in enumerate(codes) if code == 0]
+        known = (await self._client.send(store.batch_ends(batch, start, end))).ljust(end - start + 1, b"\0")
+        at = [start + i for i, byte in enumerate(known) if byte % 8 == CODES["o"]]
         lost = dict[int, str]()
         found = await self._client.run(members(store, batch, at, [0] * len(at)))
         for queue in sorted({member.queue for member in found}):
@@ -271,7 +275,9 @@ class BatchKeeper:
             for member in mine:
                 address = f"{store.queue}/{batch}/{member.ordinal}"
                 child = member.batch
-                if child is not None and not await self._client.send(Store(queue).is_child(child, address)):
+                if child is not None and not await self._client.send(
+                    self._client.store(queue).is_child(child, address)
+                ):
                     lost[member.ordinal] = queue
         for queue in sorted(set(lost.values())):
             for one in await self._client.whole(queue):
@@ -280,7 +286,8 @@ class BatchKeeper:
                     return f"settle {batch} {first} {last} {token}", now + _LATER
         if lost:
             missing = Reports()
-            missing.add(batch, " ".join(f"{ordinal}m" for ordinal in sorted(lost)))
+            turns = {ordinal: known[ordinal - start] // 8 for ordinal in lost}
+            missing.add(batch, " ".join(f"{ordinal}m.{turns[ordinal]}" for ordinal in sorted(lost)))
             await self._client.send(store.batch_count(missing.rows()))
         if end < int(last):
             return f"settle {batch} {end + 1} {last} {token}", now
@@ -309,7 +316,7 @@ class BatchKeeper:
             if member.batch is None:
                 jobs[self._client.shards.home(member.queue, member.id)].append(member)
         for shard, some in jobs.items():
-            waited = await self._client.send(Store(shard).cancel_waiting([member.id for member in some]))
+            waited = await self._client.send(self._client.store(shard).cancel_waiting([member.id for member in some]))
             others += [member for member, did in zip(some, waited, strict=True) if not did]
         for member in others:
             try:
@@ -338,13 +345,32 @@ class BatchKeeper:
     async def _expire(self, store: Store, now: float, batch: str) -> None:
         await self._client.send(store.batch_close(batch, how="expired"))
 
-    async def _forget(self, store: Store, now: float, batch: str) -> None:
+    async def _hold(self, store: Store, now: float, batch: str, stamp: str, first: str) -> tuple[str, float] | None:
+        """Apply a pause, or its end, in queues of a batch: the program that made it may have died."""
+        record = await self._client.send(store.batch(batch))
+        if record is None or record.stamp != int(stamp):
+            return None  # a newer one has a chore of its own
+        paused = BatchPause(now, record.stamp, record.paused is not None)
+        applying = pausing.apply(store, self._queues, batch, paused, int(first), record.paused_why or "")
+        is_more, _ = await self._client.run(applying)
+        return (f"hold {batch} {stamp} {int(first) + pausing.SLICE}", now) if is_more else None
+
+    async def _resume(self, store: Store, now: float, batch: str, stamp: str) -> None:
+        """End a pause at its time, unless it was ended or replaced before."""
+        await self._client.send(store.batch_pause(batch, held=False, after=0.0, seen=int(stamp)))
+
+    async def _forget(self, store: Store, now: float, batch: str) -> tuple[str, float] | None:
         record = await self._client.send(store.batch(batch))
         if record is not None and record.finished is not None:
+            if record.stamp and now < record.finished + FORGET_AFTER:
+                return f"forget {batch}", record.finished + FORGET_AFTER
+            if record.stamp:
+                await self._client.run(pausing.forget(store, self._queues, batch, record.stamp))
             if record.nodes:
                 await self._starter.forget(store, now, batch)
             for call in store.forget_batch(batch):
                 await self._client.send(call)
+        return None
 
 
 class Reports:

@@ -26,7 +26,7 @@ async def read_results(client: Client, jobs: Sequence[tuple[str, str]]) -> list[
     found = list[Any]()
     for first in range(0, len(jobs), _SLICE):
         some = jobs[first : first + _SLICE]
-        calls = [Store(client.shards.home(queue, job)).result_of(job) for queue, job in some]
+        calls = [client.store(client.shards.home(queue, job)).result_of(job) for queue, job in some]
         for (queue, job), text in zip(some, await client.run(send_many(calls)), strict=True):
             found.append(await _elsewhere(client, queue, job) if text is None else _decoded(job, text))
     return found

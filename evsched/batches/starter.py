@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from evsched.batches import pausing
 from evsched.batches.member import CODES
 from evsched.batches.node import StoredNode, Take, read_node
 from evsched.batches.results import ResultGone, read_all_results, read_results
@@ -21,6 +22,7 @@ from evsched.client.operations import send_many
 from evsched.errors import JobExists, JobMissing
 from evsched.jobs.job import encode
 from evsched.store.batch_calls import RESERVED, PlanRow
+from evsched.store.batch_pauses import InnerBatch
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.call import Call
@@ -44,6 +46,7 @@ class Starter:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._queues = pausing.ShardFinder(client.store, client.shards)
 
     async def start(self, store: Store, now: float, batch: str, listed: str) -> set[str]:
         """Enqueue the jobs of released nodes that have not ended; return their queues.
@@ -56,17 +59,20 @@ class Starter:
         ordinals = [int(word) for word in listed.split(",")]
         reading: list[Call[Any]] = [
             *(store.batch_nodes(batch, ordinals), store.batch_ends(batch, 0, max(ordinals))),
-            *(store.batch_field(batch, "stop"), store.batch_life(batch)),
+            *(store.batch_field(batch, "stop"), store.batch_life(batch), store.batch_pause_of(batch)),
         ]
-        texts, ends, stop, life = await self._client.run(send_many(reading))
-        codes = [byte % 8 for byte in ends]
+        texts, ends, stop, life, paused = await self._client.run(send_many(reading))
         found = zip(ordinals, map(read_node, texts), strict=True)
-        nodes = {at: node for at, node in found if at < len(codes) and codes[at] == CODES["o"]}
+        nodes = {at: node for at, node in found if at < len(ends) and ends[at] % 8 == CODES["o"]}
         if stop is None:
-            await self._start(store, now, batch, life, nodes, codes)
+            if paused.is_paused:
+                names = {node.queue for node in nodes.values() if node is not None}
+                paused = paused._replace(now=now)
+                await self._client.run(pausing.tell(store, self._queues, batch, paused, names))
+            await self._start(store, now, batch, life, nodes, ends)
             stop = await self._client.send(store.batch_field(batch, "stop"))
         if stop is not None:
-            await self._cancel(store, batch, life, nodes)
+            await self._cancel(store, batch, life, nodes, ends)
         return {node.queue for node in nodes.values() if node is not None and node.over is None}
 
     async def _start(
@@ -76,10 +82,10 @@ class Starter:
         batch: str,
         life: str,
         nodes: Mapping[int, StoredNode | None],
-        codes: Sequence[int],
+        ends: bytes,
     ) -> None:
         takes = [take for node in nodes.values() if node is not None for take in (*node.takes, node.over) if take]
-        results = await self._results(store, batch, takes, codes)
+        results = await self._results(store, batch, takes, ends)
         jobs = dict[int, tuple[str, New]]()
         for at, node in nodes.items():
             try:
@@ -91,24 +97,30 @@ class Starter:
                 else:
                     jobs[at] = node.queue, _new(node, batch, at, payload)
             except NotStarted as error:
-                await self._fail(store, batch, at, str(error))
+                await self._fail(store, batch, at, ends, str(error))
         until = f"{now + RESERVED:.6f}"
-        runs = [*_runs(jobs, self._client.shards.home)]
+        runs = [*_runs(jobs, ends, self._client.shards.home)]
         calls = [
-            self._client.store(shard).enqueue_nodes(some, f"{store.queue}/{batch}/{first}/{until}/{life}")
+            self._client.store(shard).enqueue_nodes(
+                some, f"{store.queue}/{batch}/{first}/{until}/{life}{_turn(ends[first])}"
+            )
             for shard, first, some in runs
         ]
         for (_, first, some), taken in zip(runs, await self._send_all(calls), strict=True):
             for at, (job, is_taken) in enumerate(zip(some, taken, strict=True), first):
                 if is_taken:
-                    await self._fail(store, batch, at, f"there is another job {job.id}: it waits, runs or is dead")
+                    await self._fail(
+                        store, batch, at, ends, f"there is another job {job.id}: it waits, runs or is dead"
+                    )
 
-    async def _fail(self, store: Store, batch: str, ordinal: int, why: str) -> None:
-        """Count a node as dead that has no job."""
+    async def _fail(self, store: Store, batch: str, ordinal: int, ends: bytes, why: str) -> None:
+        """Count a node as dead that has no job, in the turn in which it was released."""
         await self._client.send(store.fail_node(batch, ordinal, why))
-        await self._client.send(store.batch_count([(batch, ordinal, bytes([CODES["x"]]))]))
+        await self._client.send(store.batch_count([(batch, ordinal, bytes([ends[ordinal] + CODES["x"]]))]))
 
-    async def _cancel(self, store: Store, batch: str, life: str, nodes: Mapping[int, StoredNode | None]) -> None:
+    async def _cancel(
+        self, store: Store, batch: str, life: str, nodes: Mapping[int, StoredNode | None], ends: bytes
+    ) -> None:
         """Cancel the jobs of nodes, also one that is not there: a call that is on its way must not bring it."""
         for at, node in nodes.items():
             job = "" if node is None else node.job_id(batch, at)
@@ -121,10 +133,12 @@ class Starter:
             except JobMissing:
                 if node is not None and node.over is None:
                     home = self._client.store(self._client.shards.home(node.queue, job))
-                    await self._client.send(home.cancel_member(job, f"{store.queue}/{batch}/{at}/{life}"))
+                    await self._client.send(
+                        home.cancel_member(job, f"{store.queue}/{batch}/{at}/{life}{_turn(ends[at])}")
+                    )
 
     async def _results(
-        self, store: Store, batch: str, takes: Iterable[Take], codes: Sequence[int]
+        self, store: Store, batch: str, takes: Iterable[Take], ends: bytes
     ) -> dict[int, Any | ResultGone]:
         """Return the results of nodes by their ordinals: None if a node is not done; an error if its result is gone."""
         unique = {take.ordinal: take for take in takes}
@@ -132,7 +146,7 @@ class Starter:
         for at, take in unique.items():
             if take.each:
                 found[at] = await read_all_results(self._client, store, f"{batch}.{take.node}", take.queue)
-            elif not 0 <= at < len(codes) or codes[at] != CODES["d"]:
+            elif not 0 <= at < len(ends) or ends[at] % 8 != CODES["d"]:
                 found[at] = None
         single = [take for at, take in unique.items() if at not in found]
         values = await read_results(self._client, [(take.queue, f"{batch}.{take.node}") for take in single])
@@ -158,6 +172,11 @@ class Starter:
             await self._client.send(opened)
         except JobExists:
             raise NotStarted(f"there is another batch {child}") from None
+        # It was listed before it was opened: so it is paused from here, or by the program that pauses this one.
+        outer = await self._client.run(pausing.present(store, batch))
+        if outer.is_paused:
+            inner = InnerBatch(store.queue, child, f"{store.queue}/{batch}/{at}")
+            await self._client.run(pausing.follow(store, inner, outer))
         one = msgspec.structs.replace(node, name="", takes=(), over=None)
         made = (msgspec.structs.replace(one, payload=payload | {"args": [*payload["args"], item]}) for item in items)
         await write_nodes(self._client, store, child, [PlanRow(encode(each), "", node.queue) for each in made])
@@ -181,7 +200,7 @@ class Starter:
                 await self._client.send(store.add_chore(f"forget {child}" if forget else f"shed {child} 0", now))
         jobs = [(node, node.job_id(batch, at)) for at, node in zip(ordinals, nodes, strict=True) if node is not None]
         homes = self._client.shards.home
-        calls = [Store(homes(node.queue, job)).shorten_record(job, node.retention) for node, job in jobs]
+        calls = [self._client.store(homes(node.queue, job)).shorten_record(job, node.retention) for node, job in jobs]
         await self._send_all(calls)
         return (f"shed {batch} {ordinals.stop}", now) if nodes[-1] is not None else None
 
@@ -232,12 +251,19 @@ def _new(node: StoredNode, batch: str, ordinal: int, payload: dict[str, Any]) ->
     return New(node.job_id(batch, ordinal), encode(payload), node.priority, node.group, node.due, node.delay)
 
 
-def _runs(jobs: Mapping[int, tuple[str, New]], home: Callable[[str, str], str]) -> Iterable[tuple[str, int, list[New]]]:
-    """Yield jobs with consecutive ordinals that go to one shard: the shard, the first ordinal, the jobs."""
+def _turn(end: int) -> str:
+    """Return what an address says of the turn of a node, by its byte at the home."""
+    return f"/{end // 8}" if end >= 8 else ""
+
+
+def _runs(
+    jobs: Mapping[int, tuple[str, New]], ends: bytes, home: Callable[[str, str], str]
+) -> Iterable[tuple[str, int, list[New]]]:
+    """Yield jobs with consecutive ordinals of one turn that go to one shard: the shard, the first ordinal, the jobs."""
     shard, first, some = "", 0, list[New]()
     for at, (queue, job) in sorted(jobs.items()):
         where = home(queue, job.id)
-        if some and (where != shard or at != first + len(some)):
+        if some and (where != shard or at != first + len(some) or ends[at] != ends[first]):
             yield shard, first, some
             some = []
         if not some:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
-from evsched.batches.batch import Batch, BatchOptions, NewBatch, batch_of_job
+from evsched.batches.batch import Batch, NewBatch, batch_of_job
+from evsched.batches.batch_options import BatchOptions
 from evsched.batches.member import Member
+from evsched.batches.node import GraphNode
 from evsched.client.client import SyncClient
 from evsched.client.job_handle import SyncJob
 from evsched.client.task_handle import Enqueuer, SyncSession
@@ -56,6 +58,14 @@ class SyncBatch:
         """Cancel the batch and the jobs of it that have not ended, as `Batch.cancel`."""
         finish(self._batch.cancel())
 
+    def pause(self, *, until: datetime | float | None = None, why: str = "") -> float:
+        """Pause the batch, as `Batch.pause`."""
+        return finish(self._batch.pause(until=until, why=why))
+
+    def resume(self) -> float | None:
+        """Resume the batch, as `Batch.resume`."""
+        return finish(self._batch.resume())
+
     def set_priority(self, priority: int | None) -> int:
         """Give another priority to those jobs of the batch that wait, as `Batch.set_priority`."""
         return finish(self._batch.set_priority(priority))
@@ -71,6 +81,18 @@ class SyncBatch:
     def members(self, limit: int = 1000) -> list[Member]:
         """Return the first of its jobs, and how they have ended."""
         return finish(self._batch.members(limit))
+
+    def nodes(self, first: int = 0, limit: int = 1000) -> list[GraphNode]:
+        """Return nodes of a graph, as `Batch.nodes`."""
+        return finish(self._batch.nodes(first, limit))
+
+    def node(self, name: str) -> GraphNode:
+        """Return the node of that name, as `Batch.node`."""
+        return finish(self._batch.node(name))
+
+    def result(self, node: str, *, timeout: timedelta | float | None = None) -> Any:
+        """Wait for a node of a graph, and return its result, as `Batch.result`."""
+        return finish(self._batch.result(node, timeout=timeout))
 
     def results(self, limit: int = 1000) -> list[Any]:
         """Return the results of the first of its jobs that are done, as `Batch.results`."""

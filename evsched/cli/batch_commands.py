@@ -1,4 +1,4 @@
-"""The commands about batches: list them, show how far one is and its first failures, cancel one."""
+"""The commands about batches: list them, show how far one is and its first failures, pause or cancel one."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ import msgspec
 from cyclopts import App, Parameter
 
 import evsched
+from evsched.batches import pausing
 from evsched.batches.member import OUTCOMES, with_codes
 from evsched.batches.node import GraphNode, failed_before, read_nodes, waits_for
 from evsched.batches.pace import Pace
 from evsched.batches.priority import Reprioritizing
 from evsched.cli import output
 from evsched.cli.command_client import client_of, note_if_unknown
+from evsched.cli.commands import UsageError
 from evsched.cli.options import Json, Queue, Url, acting, check_limit, whole
 from evsched.cli.output import Column, Moment, listing
+from evsched.cli.policy_commands import Until, Why, end_of_pause
 from evsched.client.client import SyncClient
 from evsched.client.operations import Operation, Wait
+from evsched.client.time_texts import parse_future
 from evsched.config import DEFAULT_QUEUE
-from evsched.errors import JobMissing
+from evsched.errors import ConfigError, JobMissing
 from evsched.store.batch_calls import BatchRecord
 from evsched.store.store import Store
 
 app = App(
     name="batches",
-    help="List, show or cancel batches: jobs that are counted together.",
+    help="List, show, pause or cancel batches: jobs that are counted together.",
     version=evsched.__version__,
 )
 
@@ -75,7 +79,7 @@ def list_batches(
     )
     rows = (
         (
-            *(record.id, record.state, record.total, record.open, record.done, record.dead + record.expired),
+            *(record.id, _state_of(record), record.total, record.open, record.done, record.dead + record.expired),
             *(record.cancelled, Moment(record.created), Moment(record.finished)),
         )
         for record in found
@@ -84,10 +88,14 @@ def list_batches(
     return unknown
 
 
+def _state_of(record: BatchRecord) -> str:
+    return record.state if record.paused is None else "paused"
+
+
 def _as_json(record: BatchRecord) -> dict[str, Any]:
     """Return a batch for JSON. A list is read without the callbacks."""
     found = msgspec.to_builtins(record) | {"open": record.open}
-    return {name: value for name, value in found.items() if name != "callbacks"}
+    return {name: value for name, value in found.items() if name not in ("callbacks", "stamp")}
 
 
 @app.command
@@ -127,7 +135,7 @@ def show(
         graph = {"graph": msgspec.to_builtins(nodes)} if nodes else {}
         output.as_json({**found, "callbacks": calls, "failures": failures, **graph})
         return status
-    times, shown = ("created", "closed", "finished"), dict[str, object]()
+    times, shown = ("created", "closed", "finished", "paused", "paused_until"), dict[str, object]()
     for name, value in found.items():
         if value is not None and value != "":
             shown[name] = Moment(value) if name in times else value
@@ -200,6 +208,44 @@ def priority(
     rest = " before this was stopped: the same command does the rest" if stopped else ""
     print(f"{work.changed:,} of {record.open:,} jobs that have not ended were given priority {value}{rest}")
     return 128 + stopped if stopped else 0
+
+
+@app.command
+@acting
+def pause(batch: _Id, /, *, until: Until = None, why: Why = "", queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
+    """Pause a batch: running jobs go on, and no other job of it starts until you resume it.
+
+    Jobs that are added meanwhile wait too, and batches in it are paused with it. If it is paused already, the end and
+    the reason of the pause are replaced. If this fails, dispatchers do the rest.
+
+    Example: evsched batches pause import-2030-01 --until 17:00 --why "the disk is full"
+    """
+    at = None if until is None else parse_future(until)
+    with client_of(url, queue, changes_queue=True) as redis:
+        ends = end_of_pause(redis, queue, at)
+        try:
+            found = redis.run(pausing.pause(redis.store(queue), _queues(redis), batch, ends, why))
+        except ConfigError as error:
+            raise UsageError(f"--{error}") from None
+    end = "" if ends is None else f" until {output.moment(ends, short=True)}"
+    print(f"{batch} is paused since {output.moment(found.now if found.since is None else found.since)}{end}")
+
+
+@app.command
+@acting
+def resume(batch: _Id, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> None:
+    """Resume a paused batch, and the batches in it.
+
+    Example: evsched batches resume import-2030-01
+    """
+    with client_of(url, queue, changes_queue=True) as redis:
+        found = redis.run(pausing.resume(redis.store(queue), _queues(redis), batch))
+    ago = "it was not paused" if found.since is None else f"it was paused since {output.moment(found.since)}"
+    print(f"{batch} is resumed: {ago}")
+
+
+def _queues(redis: SyncClient) -> pausing.ShardFinder:
+    return pausing.ShardFinder(Store, redis.shards)
 
 
 @app.command

@@ -22,7 +22,7 @@ from evsched.cli.command_client import client, client_of_job, no_window, not_ser
 from evsched.cli.commands import UsageError
 from evsched.cli.options import Json, Queue, QueueOfJob, Url, acting, check_limit, parse_due, settings, whole
 from evsched.cli.output import Column, Moment
-from evsched.client import operations, spread
+from evsched.client import graph_nodes, operations, spread
 from evsched.client.client import Client, SyncClient
 from evsched.client.edit import Changes, shown_arguments
 from evsched.client.explain import Explanation, missing, no_explanation, opening
@@ -298,7 +298,7 @@ def signal(
     """
     given = None if value is None else argument(value)
     with client_of_job(url, queue, job) as (redis, queue):
-        done = redis.run(spread.signal(redis.parts_of(queue, job), job, name, given))
+        done = redis.run(graph_nodes.signal(redis.parts_of(queue, job), job, name, given))
     print(_SIGNALED[done].format(job=job, name=name))
 
 

@@ -22,6 +22,7 @@ from evsched.client.operations import Operation
 from evsched.client.time_texts import parse_future, parse_length
 from evsched.config import RANGES
 from evsched.errors import ConfigError, EvschedError
+from evsched.jobs.groups import describe
 from evsched.keys import check_queue
 from evsched.lease import DEFAULT
 from evsched.store import server
@@ -45,6 +46,7 @@ def rows_of(found: Limits) -> list[tuple[str, str, object, str]]:
     for field, value in found.fields().items():
         name, _, group = field.partition(":")
         rows.append((group, name, "none" if value is None else shown(name, value), _in_code(found, field)))
+    rows += [(batch, "paused", "evsched batches resume", "") for batch in map(describe, found.batches)]
     if found.paused is not None:
         rows.append(("", "paused since", Moment(found.paused), ""))
         if found.paused_until is not None:

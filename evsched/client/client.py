@@ -12,7 +12,7 @@ from functools import cached_property, partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack, cast
 
 from evsched import keys
-from evsched.client import gate, operations, spread, sweep, worker_orders
+from evsched.client import gate, graph_nodes, operations, spread, sweep, worker_orders
 from evsched.client import history as job_history
 from evsched.client.gate import LimitOptions
 from evsched.client.history import EVERY_END, HistoryFilter, HistoryPage, TaskCounts
@@ -31,7 +31,7 @@ from evsched.client.operations import (
 )
 from evsched.client.option_values import Past, Unique, unix
 from evsched.client.reshard import finish_moves
-from evsched.client.spread import ChangeDead, MakeStore, Parts
+from evsched.client.spread import MakeStore, Parts
 from evsched.client.sweep import Filter, Sweep, Swept
 from evsched.client.transaction import without_loop
 from evsched.config import DEFAULT_QUEUE, PAYLOAD_CAP
@@ -264,7 +264,7 @@ class Client:
             JobMissing: there is no such job, it has ended or is dead, or its wait for the signal is over.
             ConfigError: the name or the value is not valid.
         """
-        return (await self.run(spread.signal(self.parts_of(queue, job_id), job_id, signal, value))) != "known"
+        return (await self.run(graph_nodes.signal(self.parts_of(queue, job_id), job_id, signal, value))) != "known"
 
     async def reschedule(
         self,
@@ -438,10 +438,13 @@ class Client:
     async def revive(self, queue: str, ids: Sequence[str]) -> int:
         """Schedule dead jobs again by their ids, due now, with all attempts; return how many.
 
+        A node of a graph that is dead without a job is started again, if the queue is the home of the graph.
+
         Raises:
             JobMissing: one of them is not dead; then none was changed, or of a queue with shards, none of its shard.
+            JobLate: a node without a job is of a graph that is done, was cancelled or has expired.
         """
-        return await self._change_dead(queue, ids, Store.revive)
+        return await self.run(graph_nodes.revive(self._parts_of_acting(queue), ids))
 
     async def run_again(self, queue: str, job_id: str) -> str:
         """Enqueue a copy of a job that has ended, due now, and return its id. For a dead job, use `revive`.
@@ -460,11 +463,10 @@ class Client:
 
     async def drop(self, queue: str, ids: Sequence[str]) -> int:
         """Delete dead jobs by their ids; return how many. Raises as `revive`."""
-        return await self._change_dead(queue, ids, Store.drop)
+        return await self.run(spread.change_dead(self._parts_of_acting(queue), ids, Store.drop))
 
-    async def _change_dead(self, queue: str, ids: Sequence[str], change: ChangeDead) -> int:
-        parts_of = partial(spread.parts_of, self.shards, self.acting(), queue)
-        return await self.run(spread.change_dead(parts_of, ids, change))
+    def _parts_of_acting(self, queue: str) -> Callable[[str], Parts]:
+        return partial(spread.parts_of, self.shards, self.acting(), queue)
 
     async def audit(
         self,

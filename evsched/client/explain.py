@@ -21,20 +21,24 @@ from evsched.jobs import groups
 from evsched.jobs.job import Requeued
 from evsched.jobs.record import JobStatus, SignalWait, read_member
 from evsched.recurrence.windows import WINDOW_NAME, read_window
+from evsched.store.batch_calls import BatchRecord
 from evsched.store.client_calls import Facts
 from evsched.store.gate_limits import Limits, shown
 from evsched.store.operator_calls import KEY_TYPES
 from evsched.worker.slots import FetchPause
 
 
-def in_backlog(gate: str, no_worker: str | None, status: JobStatus, facts: Facts) -> str:
+def in_backlog(gate: str, no_worker: str | None, held: str, status: JobStatus, facts: Facts) -> str:
     """Say why a job waits in the backlog.
 
     `gate`: "the gate", or that of the job's shard. `no_worker`: the sentence that no worker serves the queue, if so.
+    `held`: the sentence that the batch of the job is paused, if so.
     """
     limits, counts = facts.limits, facts.counts
     if paused := paused_at(facts.now, facts):
         return f"{paused}; no worker serves it either" if no_worker else paused
+    if held:
+        return f"{held}; {no_worker}" if no_worker else held
     if no_worker:
         return f"due, but {no_worker}"
     if facts.parked is not None:  # a limit of this group holds the job back
@@ -70,6 +74,19 @@ def paused_at(at: float, facts: Facts) -> str:
         paused += f", and is for {format_duration(limits.paused_until - facts.now)} more"
     paused += f" ({limits.paused_why})" if limits.paused_why else ""
     return f"{paused}: resume it with `evsched resume`"
+
+
+def paused_batch(batch: BatchRecord | None, now: float) -> str:
+    """Return the words about the pause of the batch of a job; "" if it is not paused."""
+    if batch is None or batch.paused is None:
+        return ""
+    paused = (
+        f"batch {batch.id} of queue {batch.queue} has been paused for {format_duration(max(now - batch.paused, 0))}"
+    )
+    if batch.paused_until is not None:
+        paused += f", and is for {format_duration(max(batch.paused_until - now, 0))} more"
+    paused += f" ({batch.paused_why})" if batch.paused_why else ""
+    return f"{paused}: resume it with `evsched batches resume {batch.id} --queue {batch.queue}`"
 
 
 def _limited(
@@ -171,33 +188,35 @@ def explain(
     types: Mapping[str, str] | None = None,
     dispatchers: int | None = None,
     pauses: Sequence[FetchPause | None] = (),
+    batch: BatchRecord | None = None,
 ) -> Explanation:
     """Explain why a job has not run yet. It exists: `facts` has its status.
 
     `queue`: the one that has the job, or of which that one is a shard. `window`: the present definition of the window
     that the job names. `types`: the types of the keys on which the whole queue depends, if they were read.
     `dispatchers`: how many are connected, for any queue; None = not known. `pauses`: for each worker that reports its
-    status, why it fetches nothing from the queue; None = it fetches when it has a free slot.
+    status, why it fetches nothing from the queue; None = it fetches when it has a free slot. `batch`: that of the job,
+    if it is paused.
     """
-    status = facts.status
+    status, held = facts.status, paused_batch(batch, facts.now)
     assert status is not None
     if reason := _wrong_type(status, facts, types or {}):
         return Explanation(reason, _list_facts(queue, status, facts))
     opens = opening(status, window, facts.now)
     listed = _list_facts(queue, status, facts, window, opens)
     if status.place == "schedule" and window is not None and (reason := _outside_window(status, facts, window)):
-        return Explanation(reason + _besides(status, facts, opens), listed)
+        return Explanation(reason + _besides(status, facts, opens, held), listed)
     gate, no_worker = "the gate" if status.queue == queue else "the gate of its shard", _no_worker(queue, status, facts)
     sentence = {
         "schedule": _in_schedule,
-        "backlog": partial(in_backlog, gate, no_worker),
+        "backlog": partial(in_backlog, gate, no_worker, held),
         "ready": partial(_in_ready, no_worker, pauses),
         "processing": partial(_in_processing, dispatchers),
         "finished": _finished,
         "dead": _dead,
     }[status.place](status, facts)
     sentence += _last_run(status, facts, sentence) + _next_run(status, facts)
-    return Explanation(sentence + _closed(status, facts, opens) + _besides(status, facts, opens), listed)
+    return Explanation(sentence + _closed(status, facts, opens) + _besides(status, facts, opens, held), listed)
 
 
 _RUN_ENDS: Final = {
@@ -247,15 +266,15 @@ def _closed(status: JobStatus, facts: Facts, opens: float | None) -> str:
     return f"; its window {status.window} is closed {when}, so it can start in {format_duration(opens - facts.now)}"
 
 
-def _besides(status: JobStatus, facts: Facts, opens: float | None) -> str:
-    """Return the words about other obstacles to a job's start: it expires before, or the queue is paused then."""
+def _besides(status: JobStatus, facts: Facts, opens: float | None, held: str) -> str:
+    """Return the words about other obstacles to a job's start: it expires before, or its queue or batch is paused."""
     start, end = _earliest(status, facts) if opens is None else opens, ""
     if is_before_its_run(status) and status.expires is not None and status.expires < start < math.inf:
         left = status.expires - facts.now
         end += "; it expires before, in " + format_duration(left) if left > 0 else "; it has expired"
     if status.place == "schedule" and (paused := paused_at(start, facts)):
         end += f"; {paused}"
-    return end
+    return f"{end}; {held}" if held and status.place == "schedule" else end
 
 
 def is_waiting(status: JobStatus | None, now: float) -> bool:

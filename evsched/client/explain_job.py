@@ -15,11 +15,13 @@ from evsched.client.recurrence_operations import find_standing, no_record, read_
 from evsched.client.spread import Parts
 from evsched.display import format_duration
 from evsched.errors import ConfigError, JobMissing, StoreRefused
-from evsched.jobs.record import JobStatus, number, whole
+from evsched.jobs import groups
+from evsched.jobs.record import JobStatus, number, read_member, whole
 from evsched.recurrence.look_ahead import Standing, next_time
 from evsched.recurrence.windows import WINDOW_NAME, read_window
 from evsched.shards import Shards
 from evsched.store import server
+from evsched.store.batch_calls import BatchRecord
 from evsched.store.client_calls import Facts
 from evsched.store.operator_calls import KEY_TYPES
 from evsched.store.store import Store
@@ -145,12 +147,21 @@ def explain_any(shards: Shards, parts: Parts, queue: str, job: str) -> Operation
     dispatchers = None if facts.holder is None else (yield from _dispatchers(store))
     asks = status.place == "ready" and facts.counts.get("workers")
     pauses: Sequence[FetchPause | None] = (yield AskWorkers(shard)) if asks else ()
-    explained = explain(shards.whole(shard), facts, window, types, dispatchers, pauses)
+    batch = yield from _paused_batch(facts)
+    explained = explain(shards.whole(shard), facts, window, types, dispatchers, pauses, batch)
     if not shards.beyond(queue, [shard]):
         return explained
     count = shards.counts[queue]
     why = f"; queue {queue} has {count} shards, and {shard} is not one of them: evsched queues shard {queue} {count}"
     return structs.replace(explained, sentence=explained.sentence + why)
+
+
+def _paused_batch(facts: Facts) -> Operation[BatchRecord | None]:
+    """Read the batch of a job that its pause holds back; None if none does."""
+    member = read_member(facts.status.batch) if facts.status is not None else None
+    if member is None or groups.of_batch(f"{member.queue}/{member.batch}") not in facts.limits.batches:
+        return None
+    return (yield from send(Store(member.queue).batch(member.batch))) if keys.NAME.fullmatch(member.queue) else None
 
 
 def window_of(shards: Shards, status: JobStatus) -> Operation[str | None]:

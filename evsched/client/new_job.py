@@ -17,7 +17,7 @@ from evsched.config import PAYLOAD_CAP
 from evsched.errors import BadArguments, ConfigError
 from evsched.jobs import option_checks as check
 from evsched.jobs.arguments import Signature
-from evsched.jobs.job import OnConflict, Payload, RetryFields, encode, is_not_finite
+from evsched.jobs.job import OnConflict, Payload, RetryFields, decode, encode, is_not_finite
 from evsched.jobs.option_checks import Check
 from evsched.jobs.redaction import hidden_arguments
 from evsched.jobs.retry import Retry, override
@@ -181,6 +181,14 @@ def job_maker(
         return New(job_id or random_id(), text, priority, group, due, delay)
 
     return make
+
+
+def without_later(job: New, count: int, named: Sequence[str]) -> dict[str, Any]:
+    """Return the payload of a job without the arguments that come later: by position from `count` on, and `named`."""
+    payload = decode(job.payload)
+    payload["args"] = payload.get("args", [])[:count]
+    payload["kwargs"] = {name: value for name, value in payload.get("kwargs", {}).items() if name not in named}
+    return payload
 
 
 def check_arguments(

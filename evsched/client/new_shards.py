@@ -1,19 +1,22 @@
 """The policy of a queue with shards when their number changes: its pause, and its limits.
 
 Each shard gets its new part, of the limits that were set by hand and of the declared ones. A new shard gets
-exactly this: it may have been a shard before, and have something else.
+exactly this: it may have been a shard before, and have something else. The jobs of batches that are paused wait in it,
+too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from evsched import keys
 from evsched.client.operations import Operation, send
 from evsched.errors import ConfigError
 from evsched.shards import Shards
 from evsched.store import server
+from evsched.store.batch_pauses import HOLD_WITHIN
 from evsched.store.gate_limits import (
     DeclaredLimit,
     Limits,
@@ -118,6 +121,7 @@ def open_new(gates: Gates) -> Operation[None]:
         if (yield from send(server.shards())).get(gates.queue, 0) >= gates.count:
             return
         yield from hold(Store(name), limits, gates.wholes)
+        yield from _hold_batches(Store(gates.queue), [Store(name)], exactly=True)
 
 
 def settle(queue: str, count: int) -> Operation[bool]:
@@ -127,6 +131,8 @@ def settle(queue: str, count: int) -> Operation[bool]:
     before run in the older parts beyond these, dispatchers go on (`evsched/dispatcher/janitor.py`).
     """
     shards, parts = Shards({queue: count}), dict[str, tuple[Limits, dict[str, int]]]()
+    # A batch may have been paused, or resumed, since the shards were made and before their number was written.
+    yield from _hold_batches(Store(queue), [Store(name) for name in shards.all_of(queue) if name != queue])
     for name in shards.all_of(queue):
         limits = yield from send(Store(name).limits())
         parts[name] = limits, (yield from send(Store(name).in_flight()))
@@ -174,6 +180,18 @@ def hold(store: Store, limits: Limits, wholes: Mapping[str, float] | None = None
         yield from send(store.resume())
     if limits.paused is not None:
         yield from _pause(store, limits)
+
+
+def _hold_batches(store: Store, shards: Sequence[Store], *, exactly: bool = False) -> Operation[None]:
+    """Hold the jobs of batches in shards as in the queue itself; `exactly`: and no others."""
+    held = yield from send(store.held_batches())
+    known = {hold.address for hold in held}
+    for shard in shards:
+        others = (yield from send(shard.held_batches())) if exactly else []
+        holds = [*held, *(hold._replace(held="-") for hold in others if hold.address not in known)]
+        if holds:
+            now = yield from send(server.clock(keys.root(shard.queue)))
+            yield from send(shard.batch_hold(now + HOLD_WITHIN, holds))
 
 
 def _pause(store: Store, limits: Limits) -> Operation[None]:

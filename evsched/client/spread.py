@@ -17,14 +17,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
 from evsched import keys
 from evsched.client import operations, sweep
 from evsched.client.operations import Operation, find_queues, node_of, send
-from evsched.client.option_values import Unique, signal_value
+from evsched.client.option_values import Unique
 from evsched.client.sweep import Waiting
 from evsched.errors import JobMissing, ShardsDown, ShardsUnread, StoreDown, StoreError, StoreRefused
 from evsched.jobs.job import OnConflict
@@ -33,7 +33,7 @@ from evsched.jobs.option_checks import invalid
 from evsched.jobs.record import JobStatus
 from evsched.shards import NONE, Shards
 from evsched.store import server
-from evsched.store.client_calls import Cancelled, New, Signaled
+from evsched.store.client_calls import Cancelled, New
 from evsched.store.operator_calls import Match, QueueStats, merged
 from evsched.store.server import clock
 from evsched.store.store import Store
@@ -243,12 +243,6 @@ def status(parts: Parts, job_id: str) -> Operation[JobStatus | None]:
     """Return where a job is and what its record says; None when there is no job of that id."""
     found = yield from search(parts, lambda store: send(store.look(job_id)))
     return found and found[1]
-
-
-def signal(parts: Parts, job_id: str, signal: str, value: Any) -> Operation[Signaled]:
-    """Send a signal to a job. Raises as `of_job`; ConfigError if the name or the value is not valid."""
-    text = signal_value(signal, value)
-    return (yield from of_job(parts, lambda store: send(store.signal(job_id, signal, text))))
 
 
 def cancel(parts: Parts, job_id: str) -> Operation[Cancelled]:

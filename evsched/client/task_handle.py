@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from evsched.client.client import Client, SyncClient
 from evsched.client.job_handle import Job, SyncJob
-from evsched.client.new_job import JobOptions, Sending, check_job_options, job_maker
+from evsched.client.new_job import JobOptions, Sending, check_job_options, job_maker, without_later
 from evsched.client.option_values import unique_id
 from evsched.client.target_tasks import TargetJob, definition
 from evsched.client.transaction import Insertion, without_loop
@@ -160,10 +160,7 @@ class Enqueuer(Generic[P, R]):
         self._refuse(("id", "unique", "on_conflict"), "the job of a node has its own id")
         places = (len(args), *named) if later else named
         job = self._maker(self._options, places)([*args, None] if later else args, kwargs | dict.fromkeys(named))
-        payload = decode(job.payload)
-        payload["args"] = payload.get("args", [])[: len(args)]
-        payload["kwargs"] = {name: value for name, value in payload.get("kwargs", {}).items() if name not in named}
-        return job, payload
+        return job, without_later(job, len(args), named)
 
     def takes_more(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Return whether the function takes one more argument by position."""

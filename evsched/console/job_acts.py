@@ -15,7 +15,7 @@ from evsched.console.act_runs import ActRun, Form, Perform, UserActs, client_of,
 from evsched.console.page import Visit, address
 from evsched.console.search import Search, read_search
 from evsched.display import json_text
-from evsched.errors import ConfigError, JobError, JobMissing
+from evsched.errors import ConfigError, JobError, JobLate, JobMissing
 from evsched.keys import check_queue
 from evsched.store.store import Store
 
@@ -204,7 +204,7 @@ async def change_one(run: ActRun, act: JobAct, client: Client, queue: str, job: 
         await act.one(client, check_queue(queue), job, due)
         run.done += 1
         run.examined += 1
-    except (JobMissing, ConfigError) as error:
+    except (JobMissing, JobLate, ConfigError) as error:
         run.leave(queue, job, str(error))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
+from evsched.batches.batch import Batch
 from evsched.batches.member import OUTCOMES, with_codes
 from evsched.client import recurrence_operations, spread
 from evsched.client.client import Client
@@ -136,6 +137,20 @@ async def _cancel_batch(acts: UserActs, visit: Visit, form: Form) -> str:
     return acts.note(visit, sentence, "/batch", queue=queue, id=batch)
 
 
+async def _pause_batch(acts: UserActs, visit: Visit, form: Form) -> str:
+    queue, batch, until = form.queue(), form.get("id"), visit.typed_time(form.get("until"))
+    await Batch(batch, queue, client_of(visit)).pause(until=until, why=form.get("why"))
+    sentence = f"Batch {batch:.200} is paused{until_words(visit, until)}. Jobs that run now go on."
+    return acts.note(visit, sentence, "/batch", queue=queue, id=batch)
+
+
+async def _resume_batch(acts: UserActs, visit: Visit, form: Form) -> str:
+    queue, batch = form.queue(), form.get("id")
+    since = await Batch(batch, queue, client_of(visit)).resume()
+    sentence = f"Batch {batch:.200} {'was not paused' if since is None else 'is resumed'}."
+    return acts.note(visit, sentence, "/batch", changed=since is not None, queue=queue, id=batch)
+
+
 async def _revive_batch(acts: UserActs, visit: Visit, form: Form) -> str:
     queue, batch, client = form.queue(), form.get("id"), client_of(visit)
     found = await client.send(client.store(queue).batch(batch))
@@ -152,13 +167,15 @@ async def _revive_members(run: ActRun, client: Client, record: BatchRecord) -> N
     while not run.stopping:
         walk = with_codes(store, record.id, record.ordinals, dead, _MEMBERS, first)
         found = await client.run(walk)
-        for member in found:
+        whys = await client.send(store.batch_failures(record.id, [member.ordinal for member in found])) if found else []
+        for member, why in zip(found, whys, strict=True):
             if run.stopping:
                 break
-            if member.batch is not None:
+            if member.batch is not None and why is None:
                 run.leave(member.queue, member.batch, "it is a batch: revive the dead jobs in it")
-            else:
-                await change_one(run, JOB_ACTS["revive"], client, member.queue, member.id, None)
+            else:  # the home starts a node that has no job
+                queue = member.queue if why is None else record.queue
+                await change_one(run, JOB_ACTS["revive"], client, queue, member.batch or member.id, None)
         if len(found) < _MEMBERS:
             break
         first = found[-1].ordinal + 1
@@ -201,6 +218,8 @@ ACTS: Final[dict[str, tuple[Role, Perform]]] = {
     "stop-worker": ("operator", _stop_worker),
     "stop": ("operator", _stop),
     "cancel-batch": ("operator", _cancel_batch),
+    "pause-batch": ("operator", _pause_batch),
+    "resume-batch": ("operator", _resume_batch),
     "revive-batch": ("operator", _revive_batch),
     "make-token": ("admin", _make_token),
     "remove-token": ("admin", _remove_token),

@@ -21,6 +21,7 @@ from evsched import keys
 from evsched.config import DEFAULT_QUEUE
 from evsched.diagnostics import server_checks
 from evsched.diagnostics.audit import Audit, OnProgress
+from evsched.diagnostics.batch_checks import stuck_batches
 from evsched.diagnostics.finding import Finding, Level
 from evsched.diagnostics.queue_checks import broken_recurrences, incomplete_deploys, stray_jobs
 from evsched.diagnostics.server_checks import Role, at, cluster_checks, needs, no_slots, unanswered
@@ -298,6 +299,7 @@ async def examine(
             found += await stray_jobs(sender, queues, shards, audit.met)
             found += await incomplete_deploys(sender, audit.queues)
             found += await broken_recurrences(sender, audit.queues)
+            found += await stuck_batches(sender, audit.queues, shards)
             unused = [name for name in sorted({*queues}) if {*shards.all_of(name)} <= {*audit.empty}]
             found += [_no_queue(name, shards.wholes(audit.met)) for name in unused]
             found += violations

@@ -5,46 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from graphlib import CycleError, TopologicalSorter
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from msgspec import Struct
 
-from evsched.batches.batch import EXPIRES, RETENTION, Batch, BatchOptions, NewBatch
-from evsched.batches.node import KEPT_MOST, GraphNode, StoredNode, Take, failed_before
+from evsched.batches.batch import Batch, NewBatch
+from evsched.batches.batch_options import EXPIRES, RETENTION, BatchOptions
 from evsched.batches.starter import write_nodes
 from evsched.client.client import Client
 from evsched.client.option_values import finite_seconds
 from evsched.client.task_handle import Outlet, TaskCall
-from evsched.errors import BadArguments, ConfigError, JobDead, JobMissing
-from evsched.jobs.job import encode
+from evsched.errors import BadArguments, ConfigError
+from evsched.graphs.plan import NODES_MOST, TAKEN, Edges, PlannedNode, check_name, edges_of, plan_rows
 from evsched.store.batch_calls import PlanRow
-
-NODES_MOST: Final = 10_000
-"""Nodes of a graph, and items for each of which a node has a job; lua/batch_plan.lua has the same limit."""
-
-EDGES_MOST: Final = 100_000
-"""Pairs of nodes of which one stands behind the other: they take some 10 bytes each."""
-
-_FOREVER: Final = 10 * 365 * 86400.0
-"""Seconds for which the results of a graph are kept that never expires, if it does not end."""
-
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]*[A-Za-z_-][A-Za-z0-9_-]*")
-_TAKEN: Final = frozenset(("done", "failed", "progress"))
-"""Names that would give a node the ids of callbacks."""
-
-_ID_MOST: Final = 200
+from evsched.store.client_calls import New
 
 
-class _Planned(Struct, frozen=True):
+class _Added(Struct, frozen=True):
     """A node as a program has named it."""
 
     call: TaskCall[Any]
-    after: tuple[str, ...]
-    takes: Mapping[str, str]
-    """The arguments that are results, and of which nodes. The name "" = by position."""
+    edges: Edges
     despite: bool = False
-    over: str | None = None
     limit: int = 0
 
 
@@ -56,7 +38,7 @@ class Graph:
         self._id = id
         self._queue = queue
         self._options = options
-        self._nodes: dict[str, _Planned] = {}
+        self._nodes: dict[str, _Added] = {}
         self._last = ""
 
     def add(
@@ -112,7 +94,7 @@ class Graph:
         """
         _check(call, name)
         takes = {"": self._last} if self._last and call.task.takes_more(call.args, call.kwargs) else {}
-        self._keep(name, _Planned(call, (self._last,) if self._last else (), takes))
+        self._keep(name, _Added(call, Edges((self._last,) if self._last else (), takes)))
 
     def _add(
         self,
@@ -128,40 +110,24 @@ class Graph:
         _check(call, name)
         _check_names("after", name, after)
         _check_names("take", name, take or ())
-        names = [after] if isinstance(after, str) else after
-        takes = dict(names) if isinstance(names, Mapping) else {one: one for one in names}
-        before = tuple(dict.fromkeys(takes.values()))
-        if take is not None:
-            if lost := set(take).difference(before):
-                raise ConfigError(f"node {name}: take names {_list(lost)}, and it stands after {_list(before)}")
-            takes = {argument: node for argument, node in takes.items() if node in take}
-        if twice := set(takes).intersection(call.kwargs):
-            raise BadArguments(f"node {name}: the argument {_list(twice)} is given, and is a result too")
-        if over is not None:
-            before = tuple(dict.fromkeys((*before, over)))
-        self._keep(name, _Planned(call, before, takes, despite, over, limit))
+        edges = edges_of(name, after, take, over, call.kwargs)
+        self._keep(name, _Added(call, edges, despite, limit))
 
-    def _keep(self, name: str, node: _Planned) -> None:
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _TAKEN:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(
-                f"node {name!r}: its name must have letters, digits, _ and -, and not only digits; {_list(_TAKEN)} are "
-                "the names of callbacks"
-            )
-        if name in self._nodes:
-            raise ConfigError(f"node {name} is added twice: give one of them another name")
+    def _keep(self, name: str, node: _Added) -> None:
+        check_name(name, self._nodes)
         try:
             self._outline(node)
         except BadArguments as error:
-            hint = "; take=() if it needs none of the results" if any(node.takes) else ""
+            hint = "; take=() if it needs none of the results" if any(node.edges.takes) else ""
             raise BadArguments(f"node {name}: {error}{hint}") from None
         except ConfigError as error:
             raise ConfigError(f"node {name}: {error}") from None
         self._nodes[name] = node
         self._last = name
 
-    def _outline(self, node: _Planned) -> Any:
-        by_position = node.over is not None or "" in node.takes
-        named = [argument for argument in node.takes if argument]
+    def _outline(self, node: _Added) -> tuple[New, dict[str, Any]]:
+        by_position = node.edges.over is not None or "" in node.edges.takes
+        named = [argument for argument in node.edges.takes if argument]
         return node.call.task.outline(node.call.args, node.call.kwargs, later=by_position, named=named)
 
     async def enqueue(self) -> EnqueuedGraph:
@@ -181,114 +147,46 @@ class Graph:
         rows = self._rows(batch.id)
         async with batch:
             await write_nodes(client, client.store(batch.queue), batch.id, rows)
-        return EnqueuedGraph(batch.id, batch.queue, client, [*self._nodes])
+        return EnqueuedGraph(batch.id, batch.queue, client, self._last)
 
     def _rows(self, batch: str) -> list[PlanRow]:
-        """Return the nodes as `batch_plan` takes them, each behind the nodes that it waits for.
-
-        Raises:
-            ConfigError
-        """
+        """Return the nodes as `batch_plan` takes them. Raises as `plan_rows`."""
         if not self._nodes:
             raise ConfigError("the graph has no nodes: add one with add(name, task.s(...))")
-        order = self._order()
-        ordinals = {name: at for at, name in enumerate(order)}
-        longest = max(map(len, order), default=0) + (6 if any(node.over for node in self._nodes.values()) else 1)
-        if len(batch) + longest > _ID_MOST:
-            raise ConfigError(f"id {batch}: with the longest name of a node, it must not exceed {_ID_MOST} characters")
+        nodes = {
+            name: PlannedNode(
+                added.call.task.queue,
+                *self._outline(added),
+                added.call.task.retention,
+                added.edges,
+                added.despite,
+                added.limit,
+            )
+            for name, added in self._nodes.items()
+        }
         options = cast("dict[str, Any]", self._options)
         expires = options.get("expires", EXPIRES)
-        kept = _FOREVER if expires is None else finite_seconds("expires", expires)
-        kept = min(KEPT_MOST, kept + finite_seconds("retention", options.get("retention", RETENTION)))
-        rows = list[PlanRow]()
-        for name in order:
-            node = self._nodes[name]
-            job = f"{batch}.{name}"
-            made = encode(self._node(name, node, ordinals, kept))
-            queue = node.call.task.queue if node.over is None else self._queue
-            after = [ordinals[one] for one in node.after]
-            rows.append(PlanRow(made, f"/{job}" if node.over else job, queue, after, node.despite))
-        return rows
-
-    def _order(self) -> list[str]:
-        """Return the names of the nodes, each behind the nodes that it waits for.
-
-        Raises:
-            ConfigError
-        """
-        for name, node in self._nodes.items():
-            if lost := [one for one in node.after if one not in self._nodes]:
-                raise ConfigError(f"node {name} stands after {_list(lost)}, which is not a node of the graph")
-        edges = sum(len(node.after) for node in self._nodes.values())
-        if len(self._nodes) > NODES_MOST or edges > EDGES_MOST:
-            raise ConfigError(
-                f"the graph has {len(self._nodes):,} nodes and {edges:,} edges: at most {NODES_MOST:,} and "
-                f"{EDGES_MOST:,} are allowed"
-            )
-        try:
-            return [*TopologicalSorter({name: node.after for name, node in self._nodes.items()}).static_order()]
-        except CycleError as error:
-            circle = " -> ".join(cast("list[str]", error.args[1]))
-            raise ConfigError(f"the graph has a circle: {circle}") from None
-
-    def _node(self, name: str, node: _Planned, ordinals: Mapping[str, int], kept: float) -> StoredNode:
-        def take(other: str, argument: str = "") -> Take:
-            planned = self._nodes[other]
-            return Take(other, ordinals[other], planned.call.task.queue, argument, planned.over is not None)
-
-        job, payload = self._outline(node)
-        own = payload.get("retention")
-        return StoredNode(
-            name=name,
-            queue=node.call.task.queue,
-            payload=payload | {"retention": kept},
-            retention=min(KEPT_MOST, node.call.task.retention if own is None else own),
-            priority=job.priority,
-            group=job.group,
-            due=job.due,
-            delay=job.delay,
-            takes=tuple(take(other, argument) for argument, other in node.takes.items()),
-            over=None if node.over is None else take(node.over),
-            limit=node.limit,
-            despite=node.despite,
-        )
+        expires = None if expires is None else finite_seconds("expires", expires)
+        retention = finite_seconds("retention", options.get("retention", RETENTION))
+        return plan_rows(batch, self._queue, nodes, expires, retention)
 
 
 class EnqueuedGraph(Batch):
     """A graph that was enqueued: a batch, whose first members are its nodes."""
 
-    def __init__(self, batch: str, queue: str, client: Client, names: Sequence[str]) -> None:
+    def __init__(self, batch: str, queue: str, client: Client, last: str) -> None:
         super().__init__(batch, queue, client)
-        self._names = tuple(names)
+        self._last = last
 
     async def result(self, node: str | None = None, *, timeout: timedelta | float | None = None) -> Any:
-        """Wait until the graph has ended, and return the result of a node; None = of the node that was added last.
+        """Wait until a node has ended, and return its result; None = the node that was added last.
 
         Raises:
             JobDead: the node is not done; the message says why.
             JobMissing: there is no such node, or its record is not kept any more.
-            TimeoutError: the graph did not end in time.
+            TimeoutError: it did not end in time.
         """
-        name = self._names[-1] if node is None else node
-        if name not in self._names:
-            raise JobMissing(f"graph {self.id} has no node {name!r:.100}")
-        await self.wait(timeout)
-        found = await self.node(name)
-        if found.outcome != "done":
-            raise JobDead(f"{found.id} {await self._why(found)}")
-        if found.each:
-            return await Batch(found.id, self.queue, self._client).results(NODES_MOST)
-        status = await self._client.status(found.queue, found.id)
-        if status is None:
-            raise JobMissing(f"{found.id} is done, but its record is not kept any more: give it a longer retention")
-        return status.result
-
-    async def _why(self, node: GraphNode) -> str:
-        if node.outcome != "stopped":
-            status = None if node.each else await self._client.status(node.queue, node.id)
-            reason = node.why or (None if status is None else status.reason)
-            return f"is {node.outcome}" + (f": {reason}" if reason else "")
-        return f"was stopped: {failed_before(node, await self.nodes(0, node.ordinal))}"
+        return await super().result(self._last if node is None else node, timeout=timeout)
 
 
 def chain(app: Outlet, calls: Sequence[TaskCall[Any]], id: str | None, queue: str, options: BatchOptions) -> Graph:  # noqa: A002
@@ -304,7 +202,7 @@ def chain(app: Outlet, calls: Sequence[TaskCall[Any]], id: str | None, queue: st
         _check(call, str(at))
         name = re.sub(r"[^A-Za-z0-9_-]", "_", call.task.name)
         seen[name] = seen.get(name, 0) + 1
-        graph.follow(name if seen[name] == 1 and name not in _TAKEN else f"{name}-{at}", call)
+        graph.follow(name if seen[name] == 1 and name not in TAKEN else f"{name}-{at}", call)
     return graph
 
 
@@ -323,7 +221,3 @@ def _check_names(option: str, name: str, value: Any) -> None:
         found.append(value)
     if not all(isinstance(one, str) for one in found):
         raise ConfigError(f"node {name}: {option} is {value!r:.100}: give names of nodes")
-
-
-def _list(names: Any) -> str:
-    return ", ".join(sorted(names)) or "none"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha1
 from typing import Final
 
 from evsched.errors import ConfigError
@@ -19,6 +20,9 @@ TASK: Final = "task:"
 ORIGIN: Final = "origin:"
 """Before where a job sends its request or message: scheme, host and port, or the name of a server (lua/_in_flight.lua
 finds it in the payload)."""
+
+BATCH: Final = "batch:"
+"""Before the address of a batch, `<home>/<batch>`: its jobs are in this group while batches are paused."""
 
 _ORIGIN_MOST: Final = 200 - len(ORIGIN)
 """Bytes of an origin: the end of a longer one stands for all of it."""
@@ -58,7 +62,14 @@ def each_for(group: str) -> str | None:
 
 def is_made(group: str) -> bool:
     """Return whether evsched itself puts jobs into a group. The limits of each group do not hold for it."""
-    return group == RECURRING or group.startswith((TASK, ORIGIN))
+    return group == RECURRING or group.startswith((TASK, ORIGIN, BATCH))
+
+
+def of_batch(address: str) -> str:
+    """Return the group of the jobs of a batch, as lua/_in_flight.lua does."""
+    return BATCH + (
+        address if len(address) <= 200 - len(BATCH) else sha1(address.encode(), usedforsecurity=False).hexdigest()
+    )
 
 
 def is_origin(group: str) -> bool:
@@ -74,6 +85,8 @@ def as_counted(group: str, *, lenient: bool) -> str:
     Raises:
         ConfigError: it is the origin of no job.
     """
+    if group.startswith(BATCH) and not lenient:
+        raise ConfigError(f"group {group!r} is that of a batch: pause the batch with `evsched batches pause`")
     origin = group.removeprefix(ORIGIN)
     if origin in (group, EACH) or len(origin.encode()) == _ORIGIN_MOST:  # then it may be the end of a longer one
         return group
@@ -90,4 +103,4 @@ def as_counted(group: str, *, lenient: bool) -> str:
 def describe(group: str) -> str:
     """Return what people call a group: "task slow", "origin https://api.example.com" or "group alice"."""
     kind, colon, name = group.partition(":")
-    return f"{kind} {name}" if f"{kind}{colon}" in (TASK, ORIGIN) else f"group {group}"
+    return f"{kind} {name}" if f"{kind}{colon}" in (TASK, ORIGIN, BATCH) else f"group {group}"

@@ -37,6 +37,8 @@ class Reservation(Struct, frozen=True):
     """The first ordinal; None: nothing was reserved."""
     refusal: str
     """Why not; empty if none was asked for."""
+    paused: int
+    """The stamp of the pause of the batch; 0 = it is not paused."""
 
     def address(self, home: str, batch: str, at: int = 0) -> str:
         """Return the argument `batch` of `enqueue` for the jobs from the one at `at` on."""
@@ -111,6 +113,13 @@ class BatchRecord(Struct, frozen=True):
     by: str | None = None
     tags: str | None = None
     parent: str | None = None
+    paused: float | None = None
+    """Since when it is paused; None = it is not."""
+    paused_until: float | None = None
+    """When it is resumed by itself; None = it is not."""
+    paused_why: str | None = None
+    stamp: int = 0
+    """The number of its last pause or resume, which rises; 0 = it was never paused."""
     callbacks: tuple[Callback, ...] = ()
 
     @property
@@ -141,6 +150,10 @@ def _record(queue: str, batch: str, fields: dict[str, bytes]) -> BatchRecord | N
         by=_optional(fields, "by"),
         tags=_optional(fields, "tags"),
         parent=_optional(fields, "parent"),
+        paused=number(fields.get("paused")),
+        paused_until=number(fields.get("paused_until")),
+        paused_why=_optional(fields, "paused_why"),
+        stamp=whole(fields.get("stamp")),
         callbacks=_callbacks(fields),
     )
 
@@ -187,6 +200,7 @@ class PlanRow(Struct, frozen=True):
 LISTED: Final = (
     *("state", "created", "closed", "finished", "stop", "complete_on", "round", "adding", "by", "tags", "parent"),
     *("total", "missing", "done", "dead", "cancelled", "expired", "stopped", "nodes"),
+    *("paused", "paused_until", "paused_why"),
 )
 """The fields that lists need. Those of callbacks may be long."""
 
@@ -214,8 +228,8 @@ class BatchCalls(Queue):
         expires: float | None = None,
         parent: str = "",
         fields: Mapping[str, Word] | None = None,
-    ) -> Call[float]:
-        """Open a batch; the reply is when it was opened. `token`: of this call, at random.
+    ) -> Call[bool]:
+        """Open a batch; the reply is False if a call with the same token has opened it before. `token`: at random.
 
         Raises (when sent):
             JobExists: there is a batch of that id.
@@ -223,7 +237,7 @@ class BatchCalls(Queue):
         given = {"by": self._by, **(fields or {})}
         rows = [word for pair in given.items() if pair[1] != "" for word in pair]
         end = "" if expires is None else repr(float(expires))
-        return self._verb("batch_open", float, self._now(), batch, token, repr(float(retention)), end, parent, *rows)
+        return self._verb("batch_open", bool, self._now(), batch, token, repr(float(retention)), end, parent, *rows)
 
     def batch_add(
         self,
@@ -244,7 +258,7 @@ class BatchCalls(Queue):
         Raises (when sent):
             JobMissing: there is no such batch.
         """
-        read = as_struct(Reservation, float, lambda first: int(first) if first else None, text)
+        read = as_struct(Reservation, float, lambda first: int(first) if first else None, text, whole)
         words = (self._now(), batch, token, count, queue, SETTLED, member, confirms)
         return self._verb("batch_add", read, *words, *ids)
 
@@ -254,6 +268,7 @@ class BatchCalls(Queue):
         Raises (when sent):
             JobMissing: there is no such batch.
             JobLate: it is closed, or was cancelled.
+            ConfigError: the first row is not the next node, or a row is not valid.
         """
         words = (word for row in rows for word in row.words())
         return self._verb("batch_plan", int, batch, first, *words)
@@ -268,6 +283,23 @@ class BatchCalls(Queue):
         """
         act = self._act_text("cancel", batch=batch) if how == "cancelled" else ""
         return self._verb("batch_close", text, self._now(), batch, confirms, how, act)
+
+    def batch_ask(self, batch: str, node: int) -> Call[bool]:
+        """Request that clients that wait hear of the end of a node; the reply is whether it has ended.
+
+        Raises (when sent):
+            JobMissing: there is no such batch, or no such node.
+        """
+        return self._verb("batch_ask", bool, batch, node)
+
+    def batch_revive(self, batch: str, node: int) -> Call[bool]:
+        """Start a node again that failed without a job; the reply is False if that was done before.
+
+        Raises (when sent):
+            JobMissing: there is no such node, or it did not fail without a job.
+            JobLate: the graph is done, was cancelled or has expired.
+        """
+        return self._verb("batch_revive", bool, self._now(), batch, node, self._act_text("revive"))
 
     def batch_count(self, ends: Iterable[tuple[str, int, bytes]]) -> Call[list[Counted]]:
         """Count ends of members: batch, ordinal, and a byte for each ordinal from there on.
@@ -377,14 +409,14 @@ class BatchCalls(Queue):
         """Read the ids of batches, the newest first."""
         return self._call(("ZRANGE", f"{self._root}batches", first, last, "REV"), texts)
 
-    def wait_for_batch(self, batch: str, block: float) -> Call[bytes | None]:
-        """Wait up to `block` seconds until a batch has ended; the reply is its state."""
-        over = self._batch(batch, "over")
+    def wait_for_batch(self, batch: str, block: float, node: int | None = None) -> Call[bytes | None]:
+        """Wait up to `block` seconds until a batch has ended; with a `node`, until that has: see `batch_ask`."""
+        over = self._batch(batch if node is None else f"{batch}/{node}", "over")
         return self._call(("BLMOVE", over, over, "LEFT", "LEFT", block), raw)
 
     def forget_batch(self, batch: str) -> list[Call[Any]]:
         """Delete a batch. It is out of the list last, so that it is deleted again if this was not finished."""
-        found = [self._batch(batch, name) for name in ("", "ends", "parts", "ids", "over", "nodes", "ripple")]
+        found = [self._batch(batch, name) for name in ("", "ends", "parts", "ids", "inner", "over", "nodes", "ripple")]
         return [
             self._call(("UNLINK", *found), raw),
             self._call(("ZREM", f"{self._root}batches", batch), raw),

@@ -238,7 +238,7 @@ class ClientCalls(Queue):
     def cancel_member(self, job_id: str, member: str) -> Call[Any]:
         """Cancel a member of a batch. If there is no such job, it has ended, and cannot be enqueued for a minute.
 
-        `member`: `<home>/<batch>/<ordinal>`.
+        `member`: `<home>/<batch>/<ordinal>`, and perhaps `/<life>` and `/<turn>`.
         """
         return self._verb("cancel", lambda _: None, self._now(), "", "", job_id, member)
 

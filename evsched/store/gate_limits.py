@@ -75,6 +75,8 @@ class Limits(Struct, frozen=True):
     """By field; only a new shard has something reserved."""
     groups: dict[str, dict[str, float]] = {}
     """concurrency, rate, burst and weight, by group."""
+    batches: tuple[str, ...] = ()
+    """The groups of the batches that are paused."""
     declared: dict[str, DeclaredLimit] = {}
     """By field, if they were read: the limits that the code declares, whatever was set since."""
 
@@ -128,7 +130,7 @@ def merged(parts: Sequence[Limits]) -> Limits:
         for name, first in parts[0].declared.items()
         if all(name in part.declared for part in parts)
     }
-    found = Limits(declared=declared)
+    found = Limits(declared=declared, batches=tuple(sorted({batch for part in parts for batch in part.batches})))
     for name in present[0]:
         if all(name in values for values in present):
             found.add(name, _whole(name, [values[name] for values in present]))
@@ -197,7 +199,7 @@ def check(limits: Mapping[str, float]) -> None:
 
 def read_limits(reply: list[Any]) -> Limits:
     """Read the hash `limits`. Values that limit nothing are left out: malformed, negative, or a rate of almost 0."""
-    pause, found = dict[str, float](), Limits()
+    pause, found, batches = dict[str, float](), Limits(), set[str]()
     why = None
     for at in range(0, len(reply), 2):
         name, colon, group = text(reply[at]).partition(":")
@@ -214,8 +216,11 @@ def read_limits(reply: list[Any]) -> Limits:
             continue
         if name in ("paused", "paused_until"):
             pause[name] = value
+        elif group.startswith(groups.BATCH):
+            batches.add(group)
         elif name in RANGES:
             found.add(name + colon + group, value)
+    found = structs.replace(found, batches=tuple(sorted(batches)))
     return structs.replace(found, paused_why=why, **pause) if "paused" in pause else found
 
 

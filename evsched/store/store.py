@@ -16,12 +16,14 @@ The methods are grouped in files by their callers:
     moves.py             move waiting jobs between the shards of a queue
     relay_calls.py       the relays of the ledger
     batch_calls.py       batches, and the chores of their keepers
+    batch_pauses.py      pauses of batches
 
 Each file also has the values that its calls take and return; their times are in seconds, by Redis's clock. `queue.py`
 is the base of them all. `server.py` has calls that belong to no queue.
 """
 
 from evsched.store.batch_calls import BatchCalls
+from evsched.store.batch_pauses import BatchPauses
 from evsched.store.client_calls import ClientCalls
 from evsched.store.dispatcher_calls import DispatcherCalls
 from evsched.store.history_calls import HistoryCalls
@@ -46,6 +48,7 @@ class Store(
     Moves,
     RelayCalls,
     BatchCalls,
+    BatchPauses,
 ):
     """The calls of one queue.
 

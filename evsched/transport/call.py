@@ -211,11 +211,16 @@ def script(verb: str) -> Script:
     rest = [block for block in needed(names) if block not in common]
     parts = [*(block.text for block in common), checked, body]
     if rest:
-        call = re.compile(rf"(?<![.\w])(?=({'|'.join(rare)})\b)")
-        parts = [re.sub(r"(?m)^(?! *--).*", lambda line: call.sub("rare().", line[0]), part) for part in parts]
+        parts = [through_rare(part, rare) for part in parts]
         parts = [parts[0], "local rare", *parts[1:-2], _made_once(rest, rare), *parts[-2:]]
     source = "\n\n".join([flags, *parts])
     return Script(verb, source, sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+def through_rare(code: str, names: Iterable[str]) -> str:
+    """Return Lua code with `rare().` before each of these names."""
+    call = re.compile(rf"(?<![.\w])(?=({'|'.join(names)})\b)")
+    return re.sub(r"(?m)^(?! *--).*", lambda line: call.sub("rare().", line[0]), code)
 
 
 def _made_once(blocks: list[Block], names: Iterable[str]) -> str:

@@ -184,7 +184,16 @@ _ASKS: Final = ("keep", "recall", "wait_for")
 """The verbs by which a run asks about the data that its job has kept."""
 _HELD: Final = [b"running", b"running", _RUNS_INLINE, b"r1", b"g0"]
 """Most of their calls are about a job that the worker has."""
-_BATCHES: Final = ("batch_open", "batch_add", "batch_plan", "batch_close", "batch_count", "batch_list")
+_BATCHES: Final = (
+    "batch_open",
+    "batch_add",
+    "batch_plan",
+    "batch_close",
+    "batch_ask",
+    "batch_revive",
+    "batch_count",
+    "batch_list",
+)
 
 _DUE: Final = b"%d" % (NOW + 50)
 _CONTENTS: Final = [
@@ -248,14 +257,27 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("enqueue", "within"): ([b"", b"0", b"60"], _LENGTHS[1]),
     ("replace", "within"): ([b"", b"0", b"60"], _LENGTHS[1]),
     ("enqueue", "since"): ([b"", b"%d" % NOW], [b"0", b"-1", b"1e300"]),
-    ("enqueue", "batch"): ([b"", b"", b"fuzz/b/0/%d" % (NOW + 30)], [b"fuzz/b/0/0"]),
+    ("enqueue", "conflict"): ([b"", b"keep", b"node"], []),
+    ("enqueue", "batch"): (
+        [
+            b"",
+            b"",
+            *(
+                b"fuzz/b/%d/%d%s" % (at, NOW + 30, life)
+                for at, life in ((0, b""), (0, b"/t"), (1, b"/u"), (1, b"/u/1"))
+            ),
+        ],
+        [b"fuzz/b/0/0", b"fuzz/b/0/0/t", b"fuzz/b/0/%d/" % (NOW + 30)],
+    ),
     **{(verb, "id"): ([b"b", b"g", b"c"], _BAD_IDS) for verb in _BATCHES},
+    ("batch_open", "id"): ([b"b", b"g", b"c"], []),
     **{(verb, "token"): ([b"t", b"r"], []) for verb in _BATCHES},
     **{(verb, "done"): ([b"", b"r"], []) for verb in _BATCHES},
     ("batch_open", "expires"): ([b"", b"60"], _LENGTHS[1]),
     ("batch_open", "parent"): ([b"", b"fuzz/c/0"], []),
     ("batch_open", "field"): ([b"by", b"tags", b"complete_on", b"on_done", b"on_failed", b"on_progress"], []),
     ("batch_open", "value"): ([b"all", b"done", hostile.VALID], [b"", b"x"]),
+    ("batch_add", "queue"): ([QUEUE.encode(), OTHER.encode()], []),
     ("batch_add", "count"): ([b"0", b"1"], []),
     ("batch_add", "settled"): ([b"60"], _LENGTHS[1]),
     ("batch_add", "member"): ([b"", b"0/", b"0/1"], [b"7/31"]),
@@ -265,6 +287,8 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("batch_plan", "after"): ([b"", b"0", b"0 1"], [b"9007199254740993", b"x"]),
     ("batch_plan", "despite"): ([b"", b"1"], [b"x"]),
     ("batch_close", "how"): ([b"", b"cancelled", b"expired"], []),
+    ("batch_ask", "node"): ([b"0", b"1"], [b"9007199254740993"]),
+    ("batch_revive", "node"): ([b"0", b"1"], [b"9007199254740993"]),
     ("batch_list", "start"): ([b"0", b"1"], [b"9007199254740993"]),
     ("batch_list", "field"): ([b"state", b"total", b"on_done"], [b"x"]),
     ("batch_count", "first"): ([b"0", b"1"], [b"9007199254740993"]),
@@ -273,7 +297,10 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("hold", "ends"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("pause", "ends"): ([b"", *_MOMENTS[0]], _MOMENTS[1]),
     ("requeue", "watch"): ([b"", b"60"], _LENGTHS[1]),
-    ("cancel", "row"): ([b"", b"", b"7", b"8"], [b"9007199254740993"]),
+    ("cancel", "row"): (
+        [b"", b"", b"", b"7", b"8", b"fuzz/b/0", b"fuzz/b/0/t", b"fuzz/b/1/u", b"fuzz/b/1/u/1"],
+        [b"9007199254740993", b"fuzz/b", b"fuzz/b/0/", b"fuzz/b/0/t/1", b"/"],
+    ),
     ("settle", "retention"): ([b"", b"0", b"60"], _LENGTHS[1]),
     ("recur", "misfire_grace"): ([b"", b"60"], _LENGTHS[1]),
     ("recur", "reason"): ([b"", b"", b"", b"x"], []),
@@ -318,10 +345,10 @@ def _one_wrong(verb: str) -> st.SearchStrategy[Step]:
 
         return st.builds(put, st.integers(0, len(step.words) - 1), _GARBAGE_WORDS)
 
-    return _call(verb, 0).flatmap(spoil)
+    return calls_of(verb, 0).flatmap(spoil)
 
 
-def _call(verb: str, level: int) -> st.SearchStrategy[Step]:
+def calls_of(verb: str, level: int) -> st.SearchStrategy[Step]:
     _, _, names = read_header(verb)
     once = [_word(verb, name, level) for name in names["ARGV"]]
     row = st.tuples(*(_word(verb, name, level) for name in names.get("ROWS", ())))
@@ -333,9 +360,12 @@ def _call(verb: str, level: int) -> st.SearchStrategy[Step]:
 
 
 def _at_most_one(verb: str, words: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Leave the verbs that take several rows only with a filter one row without it, and an edit one."""
+    """Leave the verbs that take several rows only with a filter one row without it, and an edit one.
+
+    `cancel` takes several, too, if each of them names a row of the ledger or a member of a batch.
+    """
     if verb == "cancel":
-        return words[:5] if words[1:2] == (b"",) else words
+        return words[:5] if words[1:2] == (b"",) and b"" in words[4::2] else words
     if verb == "reschedule":
         return words[:11] if words[3:4] == (b"",) or words[5:6] != (b"",) else words
     return words
@@ -409,10 +439,10 @@ def sequences(role: str) -> st.SearchStrategy[Sequence]:
 
     def of(wild: bool) -> st.SearchStrategy[Sequence]:
         level = 2 if wild else 1
-        calls = st.one_of(*(_call(verb, level) for verb in VERBS))
+        calls = st.one_of(*(calls_of(verb, level) for verb in VERBS))
         if wild:
             calls = st.one_of(calls, *(_one_wrong(verb) for verb in VERBS))
-        often = st.one_of(*(_call(verb, 0) for verb in _OFTEN))
+        often = st.one_of(*(calls_of(verb, 0) for verb in _OFTEN))
         if role == "producer":
             # What it sends comes between the calls of the other users, which the file names as those of `worker`.
             one = st.one_of(_commands(), _commands(), often)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import find, given, settings
 
 from evsched.transport.embedded import EmbeddedRedis
 from tests.fuzz.arena import Arena
-from tests.fuzz.sequences import QUIET, ROLES, SCRIPTED, Sequence, corpus, read, sequences, write
+from tests.fuzz.sequences import QUIET, ROLES, SCRIPTED, Sequence, Step, calls_of, corpus, read, sequences, write
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +39,12 @@ def test_random_sequence_of_a_user_breaks_no_rule(arena: Arena, role: str) -> No
         arena.run(sequence)
 
     hold()
+
+
+@pytest.mark.parametrize("verb", ["cancel", pytest.param("enqueue", marks=pytest.mark.extra)])
+def test_grammar_has_members_of_a_life_of_their_batch(verb: str) -> None:
+    def has_members(step: Step) -> bool:
+        members = [word for word in step.words if word.startswith(b"fuzz/b/") and word.endswith(b"/t")]
+        return len(members) > (verb == "cancel")  # one call cancels several
+
+    find(calls_of(verb, 0), has_members)

@@ -43,7 +43,7 @@ _COUNTS: Final = ("done", "dead", "cancelled", "expired", "missing", "stopped")
 # Programs and workers.
 
 
-def _repeat(call: Call[Any], faults: tuple[str, ...] = FAULTS) -> Generator[Operation, Any, Any]:
+def repeat(call: Call[Any], faults: tuple[str, ...] = FAULTS) -> Generator[Operation, Any, Any]:
     """Make a call until its reply comes, as programs and workers do; return that."""
     epoch = yield Epoch()
     reply = yield Do(call, faults)
@@ -56,7 +56,7 @@ def _repeat(call: Call[Any], faults: tuple[str, ...] = FAULTS) -> Generator[Oper
 
 def ends(job: str, run: str, outcome: str) -> Process:
     """Make a worker end a run."""
-    yield from _repeat(end_run("U", FetchedJob(job, 1, 0.0, b"", run=run), outcome))
+    yield from repeat(end_run("U", FetchedJob(job, 1, 0.0, b"", run=run), outcome))
 
 
 def end_run(worker: str, job: FetchedJob, outcome: str) -> Call[Any]:
@@ -76,37 +76,37 @@ def runs(*jobs: str) -> Process:
             if reply != LOST:
                 begun = next((one for one in reply.jobs if one.id == job), None)
             reply = held = None
-        yield from _repeat(end_run("V", begun, "done"))
+        yield from repeat(end_run("V", begun, "done"))
 
 
 def revives(job: str) -> Process:
     """Revive a job when it is dead, and run it again."""
     reply = "refused"
     while str(reply).startswith("refused"):
-        reply = yield from _repeat(STORE.revive([job]))
+        reply = yield from repeat(STORE.revive([job]))
     yield from runs(job)
 
 
 def closes(*batches: str, how: Any = "") -> Process:
     """Close batches, or cancel them."""
     for batch in batches:
-        yield from _repeat(STORE.batch_close(batch, how=how))
+        yield from repeat(STORE.batch_close(batch, how=how))
 
 
 def adds(member: str = "", run: str = "") -> Process:
     """Add a job to the batch: as another program, or in the run of a member, which ends then."""
     call = STORE.batch_add(BATCH, "t", 1, QUEUE, member=member)
-    reserved = yield from _repeat(_settled_soon(call))
+    reserved = yield from repeat(_settled_soon(call))
     if reserved.first is not None:
         until = reserved.now + RESERVED
         job = New(f"{BATCH}.{reserved.first}", _PAYLOAD)
         put = STORE.enqueue([job], batch=f"{QUEUE}/{BATCH}/{reserved.first}/{until:.6f}")
         # One that comes after its repetition, and after the cancel of that job, enqueues it again: see lua/enqueue.lua.
-        enqueued = yield from _repeat(put, ("lost", "unsent"))
+        enqueued = yield from repeat(put, ("lost", "unsent"))
         if not str(enqueued).startswith("refused"):
-            yield from _repeat(STORE.batch_add(BATCH, "confirm", 0, confirms="t"))
+            yield from repeat(STORE.batch_add(BATCH, "confirm", 0, confirms="t"))
     if member:
-        yield from _repeat(end_run("U", FetchedJob(f"{BATCH}.{member}", 1, 0.0, b"", run=run), "done"))
+        yield from repeat(end_run("U", FetchedJob(f"{BATCH}.{member}", 1, 0.0, b"", run=run), "done"))
 
 
 def _settled_soon(call: Call[Any]) -> Call[Any]:
@@ -243,7 +243,7 @@ class Recovery(NamedTuple):
         for worker in ("U", "V"):
             lease = yield Do(Call((*("ZSCORE", f"evsched:{{{QUEUE}}}:leases"), worker), lambda reply: reply or b"none"))
             yield Do(STORE.requeue(worker, "died", lease=lease, limit=100))
-        yield from _chores(real)  # before jobs run that are to be cancelled
+        yield from do_chores(real)  # before jobs run that are to be cancelled
         for _ in range(self.depth + 1):
             yield Do(STORE.dispatch(limit=100, cap=CAP))
             yield Do(STORE.heartbeat("w", 1e6, fresh=True))
@@ -255,12 +255,12 @@ class Recovery(NamedTuple):
             for job in reply.jobs:
                 yield Do(end_run("w", job, "done"))
             if self.depth > 1:
-                yield from _chores(real)
-        yield from _chores(real)
+                yield from do_chores(real)
+        yield from do_chores(real)
         return None
 
 
-def _chores(real: Keeper) -> Process:
+def do_chores(real: Keeper) -> Process:
     """Do all chores that are ever due, in some epochs."""
     for _ in range(12):
         left = yield Do(STORE.chores(100))

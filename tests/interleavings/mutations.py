@@ -166,6 +166,25 @@ MUTATIONS: Final = {
     "jobs enqueued after their reservation": Mutation(
         (("enqueue", "now > tonumber(till)", "false"),), *("batch that grows", 0, 1, "as missing, it is there")
     ),
+    "a call of an older pause that comes late": Mutation(
+        (("batch_hold", "if tonumber(stamp) >= last then", "if true then"),),
+        *("batch that two pause", 0, 0, "the home says"),
+    ),
+    "a fetched job that starts although its batch is paused": Mutation(
+        (("start", "policy.batches and (holder", "false and (holder"),),
+        *("batch that is paused", 0, 0, "b.0 starts"),
+    ),
+    "paused batches that are not counted": Mutation(
+        (("batch_hold", "redis.call('HINCRBY', limits, 'batches', more) <= 0", "false"),),
+        *("batch that is paused", 0, 0, "b.0 starts"),
+    ),
+    "a pause that is forgotten with its program": Mutation(
+        (("*", "add_chore(seconds(now + after), 'hold', batch.id, batch.stamp, 0)", ""),),
+        *("batch that is paused", 1, 0, "the home says"),
+    ),
+    "a pause that outlives its batch": Mutation(
+        (("*", "  end_batch_pause(batch, now, 0)\n", ""),), *("paused batch that is cancelled", 0, 0, "are held")
+    ),
     "a node that is released before those before it are done": Mutation(
         (("*", "waits == 0 and 0 or 7", "waits <= 1 and 0 or 7"),), *("graph", 0, 0, "was enqueued when node")
     ),

@@ -11,7 +11,7 @@ from evsched.jobs.tasks import Hook
 from evsched.recurrence.recurrence import Declared
 from evsched.store.client_calls import Edit, New
 from evsched.transport.call import Call
-from tests.interleavings import batches, graphs
+from tests.interleavings import batch_pauses, batches, graphs
 from tests.interleavings.processes import SIGNAL, Handlers, client, dispatcher, janitor, recurring, worker
 from tests.interleavings.releases import STORE, THIS, previous
 from tests.interleavings.rules import INLINE, INLINE_PAYLOAD, MEMBERS, PAYLOAD, RECORD, SECOND, Rules
@@ -200,7 +200,7 @@ SIGNALS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """The scenes of a job that waits for a signal, which the previous release does not know."""
 
-BATCHES: Final = tuple(batches.PLANS)
+BATCHES: Final = (*batches.PLANS, *batch_pauses.PLANS)
 """The scenes of batches, by name."""
 
 GRAPHS: Final = tuple(graphs.PLANS)
@@ -213,8 +213,8 @@ def run(name: str, redis: SavedRedis, *, most: int = 10_000_000, failures: int =
     `scope`: `faults`, `epochs`, `without`, the processes that are left out, and `old`, those of the previous release.
     `excuses`: whether these may do the harm that is documented. `kinds`: the kinds of faults.
     """
-    if name in BATCHES or name in GRAPHS:
-        scene = (batches if name in BATCHES else graphs).make(name, redis, **scope)
+    if found := next((plans for plans in (batches, batch_pauses, graphs) if name in plans.PLANS), None):
+        scene = found.make(name, redis, **scope)
     else:
         scene = _make(redis, **{**SCENES, **INLINES, **SIGNALS}[name], **scope)
     return search(scene, most=most, failures=failures)

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Self, cast
 import hiredis
 
 from evsched.transport.address import parse
-from evsched.transport.call import Call
+from evsched.transport.call import Call, seldom, through_rare
 from evsched.transport.embedded import EmbeddedRedis
 
 
@@ -194,7 +194,9 @@ class SavedRedis:
 
     def changed(self, verb: str, source: str) -> str:
         """Return the text of a script with its changes."""
-        for changed, old, new in self._changes:
+        rare = seldom(source)
+        for changed, *texts in self._changes:
+            old, new = [through_rare(text, rare) for text in texts] if rare and texts[0] not in source else texts
             assert old in source or changed != verb, f"{verb} has no such text: {old}"
             if changed in (verb, "*"):
                 source = source.replace(old, new)

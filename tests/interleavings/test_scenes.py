@@ -50,19 +50,19 @@ _BATCHES = {
 _MOST = 2000
 """States that are visited with faults, or with a second keeper; `make chaos` visits more."""
 
-_BIG_GRAPHS = ("graph that has failed", "graph that ripples")
-"""Scenes of graphs that `make test` leaves out."""
+_LONG = ("batch that two pause", "graph that has failed", "graph that ripples")
+"""Scenes of batches and graphs that `make test` leaves out."""
 
 
-@pytest.mark.parametrize("name", [*BATCHES, *(name for name in GRAPHS if name not in _BIG_GRAPHS)])
+@pytest.mark.parametrize("name", [name for name in (*BATCHES, *GRAPHS) if name not in _LONG])
 def test_no_interleaving_breaks_a_batch(name: str) -> None:
     _search_batch(name, 0, 0, ("Z",))
 
 
 @pytest.mark.extra
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", _BIG_GRAPHS)
-def test_no_interleaving_breaks_a_graph(name: str) -> None:
+@pytest.mark.parametrize("name", _LONG)
+def test_no_interleaving_breaks_a_long_scene(name: str) -> None:
     _search_batch(name, 0, 0, ("Z",))
 
 

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from evsched.batches.node import StoredNode
+from evsched import App
+from evsched.api import batch_handlers
+from evsched.batches.node import StoredNode, read_node
+from evsched.config import Config
+from evsched.errors import StoreDown
 from evsched.jobs.job import encode
 from evsched.store.batch_calls import Counted, PlanRow
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from tests.support.api import READ, Caller, calling
+from tests.support.patience import PATIENCE
+from tests.support.system import system
 
+ROOT = Path(__file__).parents[2]
 KEY = {"Idempotency-Key": "8e03978e-40d5-43dd"}
 JOB = {"task": "load", "delay": 5000}
 
@@ -56,13 +66,27 @@ async def test_a_batch_is_opened_filled_closed_and_ends(
     assert (late.status_code, late.json()["code"]) == (409, "batch-over")
 
 
+async def test_a_batch_is_paused_and_resumed(api: Caller, batches: str) -> None:
+    path = await opened(api, batches)
+    paused = await api.ask("POST", f"{path}/pause", {"why": "the disk is full"})
+    assert (paused.status_code, paused.json()["paused_why"]) == (200, "the disk is full")
+    since = paused.json()["paused"]
+    assert (await api.ask("GET", batches, token=READ)).json()["batches"][0]["paused"] == since > 0
+    assert (await api.ask("POST", f"{path}/pause", {"until": since - 1})).status_code == 422
+    assert (await api.ask("POST", f"{path}/resume")).json()["paused"] is None
+    assert (await api.ask("POST", f"{path}/pause", {}, token=READ)).status_code == 403
+    await api.ask("POST", f"{path}/close")
+    late = await api.ask("POST", f"{path}/pause", {})
+    assert (late.status_code, late.json()["code"]) == (409, "batch-over")
+
+
 async def test_opening_a_batch_again_changes_nothing_and_another_of_its_id_is_refused(
     api: Caller, batches: str
 ) -> None:
     path = await opened(api, batches, tags=["a"])
     await api.ask("POST", f"{path}/jobs", {"jobs": [JOB]})
     again = await api.ask("PUT", path, {"tags": ["a"]})
-    assert (again.status_code, again.json()["total"]) == (201, 1)
+    assert (again.status_code, again.json()["total"]) == (200, 1)
     other = await api.ask("PUT", path, {"tags": ["b"]})
     assert (other.status_code, other.json()["code"]) == (409, "job-exists")
 
@@ -203,3 +227,99 @@ async def test_api_that_serves_some_queues_refuses_others_in_the_body(
         assert (refused.status_code, refused.json()["code"]) == (403, "queue-not-allowed")
         refused = await api.ask("PUT", f"{batches}/c", {}, token=READ)
         assert refused.status_code == 403
+
+
+GRAPH = re.search(r"--json '({\"nodes\": .*?)'\n```", (ROOT / "docs/api.md").read_text(), re.S)
+"""The example of the page of the API."""
+
+
+async def test_graph_of_the_example_runs(config: Config, app: App, api: Caller, batches: str) -> None:
+    @app.task
+    async def fetch(url: str) -> list[str]:  # pyright: ignore[reportUnusedFunction]
+        return [f"{url}/{at}" for at in range(2)]
+
+    @app.task
+    async def check(page: str, strict: bool = False) -> int:  # pyright: ignore[reportUnusedFunction]
+        return len(page) + strict
+
+    @app.task
+    async def report(title: str, errors: list[int], pages: list[str]) -> str:  # pyright: ignore[reportUnusedFunction]
+        return f"{title}: {errors} {pages}"
+
+    assert GRAPH is not None
+    body = msgspec.json.decode(GRAPH[1])
+    async with system(config, app):
+        path = await opened(api, batches, "site-42", **body)
+        run = app.known_batch("site-42")
+        assert await run.result("report", timeout=PATIENCE) == (
+            "January: [22, 22] ['https://example.com/0', 'https://example.com/1']"
+        )
+        await run.wait(PATIENCE)
+        again = await api.ask("PUT", path, body)
+        assert (again.status_code, again.json()["state"], again.json()["nodes"]) == (200, "done", 3)
+    nodes = (await api.ask("GET", f"{path}/nodes")).json()["nodes"]
+    assert [(one["name"], one["after"], one["each"]) for one in nodes] == [
+        ("pages", [], False),
+        ("errors", [0], True),
+        ("report", [1, 0], False),
+    ]
+
+
+async def test_repeated_request_finishes_a_graph_that_the_first_did_not_write(
+    api: Caller, batches: str, queue: str, sender: BatchingSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"nodes": [{"name": "a", "task": "t"}, {"name": "b", "task": "t", "after": {"x": "a"}, "delay": 9}]}
+
+    async def fail(*_: object) -> None:
+        raise StoreDown(kind="timeout", unsure=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_handlers, "write_nodes", fail)
+        assert (await api.ask("PUT", f"{batches}/g", body)).status_code == 503
+    again = await api.ask("PUT", f"{batches}/g", body)
+    assert (again.status_code, again.json()["state"], again.json()["total"]) == (200, "running", 2)
+    (text,) = await sender.send(Store(queue).batch_nodes("g", [1]))
+    node = read_node(text)
+    assert node is not None
+    assert (node.delay, node.limit, [(take.node, take.name) for take in node.takes]) == (9.0, 0, [("a", "x")])
+    assert node.payload == {"task": "t", "args": [], "kwargs": {}, "retention": node.payload["retention"]}
+    other = await api.ask("PUT", f"{batches}/g", {"nodes": body["nodes"][:1]})
+    assert (other.status_code, other.json()["code"]) == (409, "job-exists")
+
+
+NODE: dict[str, Any] = {"name": "a", "task": "t"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "detail"),
+    [
+        ([NODE, NODE], "nodes[1]: node a is added twice"),
+        ([NODE | {"name": "7"}], "nodes[0]: node '7': its name must have"),
+        ([NODE | {"after": "b"}], "node a stands after b, which is not a node"),
+        ([NODE | {"after": ["a"]}], "the graph has a circle: a -> a"),
+        ([NODE | {"after": ["b"], "take": ["c"]}], "nodes[0]: node a: take names c"),
+        ([NODE | {"after": ["b"], "kwargs": {"b": 1}}], "nodes[0]: node a: the argument b is given"),
+        ([NODE | {"over": "b", "despite_failure": True}], "nodes[0]: over and despite_failure"),
+        ([NODE | {"window": "whenever else"}], "nodes[0]: "),
+        ([NODE | {"id": "x"}], "unknown field `id`"),
+        ([NODE | {"over": "b", "limit": 10_001}], "limit"),
+        ([], "length >= 1"),
+        ([NODE | {"name": f"n{at}"} for at in range(1001)], "the request has 1001 nodes, more than 1000"),
+    ],
+)
+async def test_wrong_graph_is_refused_and_nothing_is_written(
+    api: Caller, batches: str, nodes: list[dict[str, Any]], detail: str
+) -> None:
+    refused = await api.ask("PUT", f"{batches}/g", {"nodes": nodes})
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid")
+    assert detail in refused.json()["detail"]
+    assert (await api.ask("GET", f"{batches}/g")).status_code == 404
+
+
+@pytest.mark.extra
+async def test_api_that_serves_some_queues_refuses_nodes_of_others(
+    server: EmbeddedRedis, batches: str, queue: str
+) -> None:
+    async with calling(server.url, queues=(queue,)) as api:
+        refused = await api.ask("PUT", f"{batches}/g", {"nodes": [NODE | {"queue": "other"}]})
+        assert (refused.status_code, refused.json()["code"]) == (403, "queue-not-allowed")

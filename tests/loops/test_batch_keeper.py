@@ -394,6 +394,18 @@ async def test_lost_jobs_of_a_cancelled_batch_are_missing(config: Config, tasks:
         assert (await batch.status()).total == 1
 
 
+async def test_lost_job_that_was_revived_is_missing(config: Config, tasks: Tasks, raw: Any, queue: str) -> None:
+    async with system(config, tasks.app) as running:
+        batch = await tasks.app.batch("b", **tasks.callbacks()).open()
+        await batch.add(tasks.work.using(delay=3600), 1)
+        await running.sender.send(Store(queue).batch_count([("b", 0, bytes([8]))]))  # as `revive` reports it
+        await batch.close()
+        raw.delete(f"evsched:{{{queue}}}:job:b.0")
+        raw.zrem(f"evsched:{{{queue}}}:schedule", "b.0")
+        await running.sender.send(Store(queue).add_chore("settle b 0 0 -", 0.0))
+        assert (await batch.wait(PATIENCE)).total == 0
+
+
 async def test_chores_are_done_by_the_next_dispatcher(config: Config, tasks: Tasks) -> None:
     """A dispatcher is killed at the worst moments: the ends are reported, or counted, and nothing else is done."""
     async with system(config, tasks.app, dispatch=False) as running:

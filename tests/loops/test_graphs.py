@@ -132,6 +132,27 @@ async def test_node_has_a_job_for_each_item(config: Config, tasks: Tasks) -> Non
         assert (await inner.status()).done == 250
 
 
+async def test_result_of_a_node_is_there_before_the_graph_has_ended(config: Config, tasks: Tasks) -> None:
+    async with system(config, tasks.app) as running:
+        graph = tasks.app.graph("g")
+        graph.add("wait", tasks.wait.s())
+        graph.add("span", tasks.span.s(3))
+        graph.each("plus", tasks.add.s(100), over="span")
+        graph.add("total", tasks.total.s(), after={"numbers": "plus"})
+        graph.add("end", tasks.name.s("end"), after="wait", take=())
+        async with asyncio.TaskGroup() as group:
+            run = await graph.enqueue()
+            results = [group.create_task(run.result(name, timeout=PATIENCE)) for name in ("plus", "total", "total")]
+        assert [task.result() for task in results] == [[100, 101, 102], 303, 303]
+        assert (await run.status()).state == "running"
+        with pytest.raises(TimeoutError, match=r"node end of g did not end in time"):
+            await run.result(timeout=0)
+        await running.recorder.wait(events.Started)
+        last = asyncio.create_task(run.result(timeout=PATIENCE))
+        tasks.hold.set()
+        assert await last == "end()"
+
+
 async def test_each_item_of_an_empty_list_is_done_at_once(config: Config, tasks: Tasks) -> None:
     async with system(config, tasks.app):
         graph = tasks.app.graph()
@@ -350,6 +371,32 @@ async def test_node_whose_id_another_job_has_is_dead(config: Config, tasks: Task
             await run.result("b")
 
 
+async def test_node_that_failed_without_a_job_is_revived(config: Config, tasks: Tasks) -> None:
+    tasks.failing.add("c")
+    async with system(config, tasks.app) as running:
+        other = await tasks.name.using(id="g.b", delay=3600).enqueue("other")
+        graph = tasks.app.graph("g", **tasks.callbacks())
+        graph.add("a", tasks.name.s("a"))
+        graph.add("b", tasks.name.s("b"), after="a")
+        graph.add("c", tasks.name.s("c"), after="a")
+        graph.add("end", tasks.name.s("end"), after={"a": "b", "b": "c"})
+        run = await graph.enqueue()
+        assert (await tasks.ended()).dead == 2
+        client = tasks.app.client
+        tasks.failing.clear()
+        await client.revive(run.queue, ["g.b"])
+        assert (await tasks.ended()).dead == 2, "the other job has the id still"
+        await other.cancel()
+        with pytest.raises(JobMissing, match=r"g\.other"):
+            await client.revive(run.queue, ["g.b", "g.c", "g.other"])
+        assert await client.revive(run.queue, ["g.b", "g.c"]) == 2
+        ended = await tasks.ended()
+        assert (ended.outcome, ended.total, ended.done) == ("done", 4, 4)
+        assert await run.result() == "end(b(a()),c(a()))"
+        assert tasks.ran == {"a": 1, "b": 1, "c": 2, "end": 1}
+        assert len([event for event in running.recorder.of(events.JobBuried) if event.id == "g.c"]) == 1
+
+
 async def test_graph_whose_id_was_used_before_runs_its_nodes_though_their_old_records_are_kept(
     config: Config, tasks: Tasks
 ) -> None:
@@ -406,6 +453,17 @@ async def test_program_without_an_event_loop_enqueues_a_graph(config: Config, ta
 
         batch = await asyncio.to_thread(enqueue)
         assert ((await tasks.ended()).batch) == batch
+
+        def look() -> tuple[list[str], str, Any]:
+            with tasks.app.sync() as session:
+                run = session.known_batch(batch)
+                with pytest.raises(JobMissing, match="has no node 'zz'"):
+                    run.result("zz")
+                nodes = [node.name for node in run.nodes()]
+                return nodes, run.node("add-2").outcome, run.result("add-2", timeout=PATIENCE)
+
+        assert await asyncio.to_thread(look) == (["add", "add-2"], "done", 3)
+        assert await tasks.app.known_batch(batch).result("add") == 2
 
 
 def test_wrong_graphs_are_refused_when_they_are_built(tasks: Tasks) -> None:
@@ -504,3 +562,21 @@ async def test_chain_of_a_thousand_and_a_wide_graph(config: Config, tasks: Tasks
         assert (await run.wait(4 * PATIENCE)).done == 500
         assert await long.result(timeout=4 * PATIENCE) == 1000
         assert set(tasks.ran.values()) == {1}
+
+
+async def test_signal_to_a_node_that_has_no_job_yet_says_so(config: Config, tasks: Tasks) -> None:
+    async with system(config, tasks.app) as running:
+        graph = tasks.app.graph("g")
+        graph.add("wait", tasks.wait.s())
+        graph.add("end", tasks.name.s("end"), after="wait", take=())
+        await graph.enqueue()
+        await running.recorder.wait(events.Started)
+        with pytest.raises(JobMissing, match=r"^g\.end has no job yet: it waits for other nodes; send the signal when"):
+            await tasks.app.signal("g.end", "approved")
+        with pytest.raises(JobMissing, match=r"g\.other has no record"):
+            await tasks.app.signal("g.other", "approved")
+        assert await tasks.app.signal("g.wait", "approved")
+        tasks.hold.set()
+        await running.recorder.wait(events.Completed, lambda event: "g.end" in event.ids)
+        with pytest.raises(JobMissing, match=r"g\.end has ended"):
+            await tasks.app.signal("g.end", "approved")

@@ -280,6 +280,22 @@ def test_member_that_is_cancelled_before_it_comes_has_ended(
     assert (reports(state), "schedule" in state()) == (["0c"], False)
 
 
+def test_member_of_a_later_turn_is_enqueued_and_cancelled_as_such(members: Members, state: State) -> None:
+    store, job = members.store.at(NOW), New("a", b"{}")
+    address = f"home/b/0/{NOW + 30}/life"
+    assert members.send(store.enqueue_nodes([job], address)) == [False]
+    assert members.send(store.enqueue_nodes([job], f"{address}/1")) == [True], "it is the job of an earlier turn"
+    members.send(store.cancel("a"))
+    assert reports(state) == ["0c"]
+    for _ in range(2):
+        assert members.send(store.enqueue_nodes([job], f"{address}/1")) == [False]
+        assert state()["job:a"]["batch"] == "home/b/0/1"
+    members.send(store.cancel_member("b", "home/b/1/life/2"))
+    assert state()["job:b"]["batch"] == "home/b/1/2"
+    members.send(store.cancel("a"))
+    assert reports(state) == ["0c", "0c.1", "1c.2"]
+
+
 def test_job_that_is_another_member_is_not_cancelled(members: Members, state: State) -> None:
     members.add("a")
     members.send(members.store.at(NOW).cancel_member("a", "home/b/7"))

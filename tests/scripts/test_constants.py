@@ -41,7 +41,10 @@ def test_a_number_is_the_same_in_python(name: str, value: float) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("TASK_GROUP", groups.TASK), ("ORIGIN_GROUP", groups.ORIGIN), ("RECURRING", groups.RECURRING)],
+    [
+        ("KIND", f"{{ task = '{groups.TASK}', origin = '{groups.ORIGIN}', batch = '{groups.BATCH}' }}"),
+        ("RECURRING", groups.RECURRING),
+    ],
 )
 def test_the_name_of_a_group_is_the_same_in_python(name: str, value: str) -> None:
     assert in_lua(name) == value

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evsched.errors import JobLate, JobMissing, StoreRefused
+from evsched.errors import ConfigError, JobLate, JobMissing
 from evsched.store.batch_calls import BatchRecord, PlanRow
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send, State
@@ -210,6 +210,122 @@ def test_second_calls_change_nothing(home: Home) -> None:
     assert home.state() == before
 
 
+def test_node_that_failed_without_a_job_is_started_again(home: Home) -> None:
+    home.plan([], [0], fields={"on_failed": "{}"})
+    home.close()
+    home.send(home.store.fail_node("g", 0, "no job"))
+    home.count((0, DEAD))
+    assert (home.codes(), home.read().state, home.started()) == ("xs", "failed", [0])
+    assert home.send(home.store.batch_revive("g", 0))
+    assert (home.codes(), home.read().state, home.started()) == ("ow", "running", [0])
+    assert home.send(home.store.batch_failures("g", [0])) == [None]
+    before = home.state()
+    assert not home.send(home.store.batch_revive("g", 0))
+    home.count((0, DEAD))  # a late report of the earlier failure
+    assert home.state() == before
+    home.count((0, TURN + DONE))
+    assert (home.codes(), home.started(), home.count((1, DONE))) == ("do", [1], [("g", "done")])
+
+
+@pytest.mark.extra
+def test_node_that_fails_again_is_revived_as_often_as_its_turns_allow(home: Home) -> None:
+    home.plan([])
+    home.close()
+    for turn in range(32):
+        home.send(home.store.fail_node("g", 0, "no job"))
+        assert home.count((0, DEAD + TURN * turn)) == [("g", "failed")]
+        if turn < 31:
+            assert home.send(home.store.batch_revive("g", 0))
+    before = home.state()
+    with pytest.raises(JobMissing, match="failed 32 times"):
+        home.send(home.store.batch_revive("g", 0))
+    assert home.state() == before
+
+
+def test_other_nodes_are_not_started_again(home: Home) -> None:
+    home.plan([], [], [], [2], [])
+    for node in (1, 2, 3, 4):
+        home.send(home.store.fail_node("g", node, "no job"))
+    home.close()
+    home.count((0, DEAD), (1, DONE), (2, EXPIRED))
+
+    def refused(kind: type[Exception], text: str, node: int, graph: str = "g") -> None:
+        before = home.state()
+        with pytest.raises(kind, match=text):
+            home.send(home.store.batch_revive(graph, node))
+        assert home.state() == before
+
+    for node, name in enumerate(("n0", "n1", "n2", "n3", "n4")):
+        refused(JobMissing, f"{name} is not a node that failed without a job", node)
+    refused(JobMissing, "g has no node 5", 5)
+    refused(JobMissing, "none is not a batch", 0, "none")
+    home.count((4, DEAD))
+    home.close("cancelled")
+    refused(JobLate, "was cancelled", 4)
+
+
+@pytest.mark.extra
+def test_node_with_a_job_for_each_item_is_not_started_again(home: Home) -> None:
+    home.send(home.store.batch_open("g", "t", retention=100.0))
+    home.send(home.store.batch_plan("g", 0, [PlanRow(b"{}", "/g.each", "q")]))
+    home.close()
+    home.send(home.store.fail_node("g", 0, "no list"))
+    home.count((0, DEAD))
+    with pytest.raises(JobMissing, match=r"g\.each has a job for each item"):
+        home.send(home.store.batch_revive("g", 0))
+
+
+def asked(home: Home) -> dict[str, Any]:
+    """Return the lists for clients that wait for nodes."""
+    return {key: value for key, value in home.state().items() if key.startswith("batch_over:g/")}
+
+
+def test_clients_that_asked_for_a_node_hear_of_its_end(home: Home) -> None:
+    home.plan([], [], [0, 1])
+    home.close()
+    home.count((0, DONE))
+    assert home.send(home.store.batch_ask("g", 0)), "it has ended"
+    assert [home.send(home.store.batch_ask("g", node)) for node in (1, 2, 2)] == [False] * 3
+    before = home.state()
+    home.send(home.store.batch_ask("g", 1))
+    assert (home.state(), asked(home)) == (before, {})
+    home.count((1, DEAD))
+    assert asked(home) == {"batch_over:g/1": ["2"], "batch_over:g/2": ["6"]}
+    assert "asked" not in home.state()["batch:g"]
+    # A client that waits for what was revived is not woken by its earlier end.
+    home.count((1, TURN))
+    assert not home.send(home.store.batch_ask("g", 1))
+    assert asked(home) == {"batch_over:g/2": ["6"]}
+    home.close("cancelled")
+    assert not home.send(home.store.batch_ask("g", 1)), "its job runs"
+    assert home.send(home.store.batch_ask("g", 2)), "it was cancelled while it waited"
+    home.count((1, TURN + CANCELLED))
+    assert asked(home)["batch_over:g/1"] == ["3"]
+
+
+@pytest.mark.extra
+def test_clients_that_asked_for_a_node_hear_that_it_was_cancelled(home: Home) -> None:
+    home.plan([], [0])
+    home.close()
+    home.send(home.store.batch_ask("g", 1))
+    home.close("cancelled")
+    assert asked(home) == {"batch_over:g/1": ["3"]}
+
+
+@pytest.mark.extra
+def test_clients_ask_for_a_limited_number_of_nodes(home: Home) -> None:
+    rows: list[list[int]] = [[] for _ in range(102)]
+    home.plan(*rows)
+    home.close()
+    for node in range(102):
+        assert not home.send(home.store.batch_ask("g", node))
+    home.count(*((node, DONE) for node in range(102)))
+    assert len(asked(home)) == 100
+    for graph, node in (("g", 102), ("none", 0)):
+        with pytest.raises(JobMissing):
+            home.send(home.store.batch_ask(graph, node))
+
+
 def test_parts_and_ids_are_those_of_the_jobs(home: Home) -> None:
     home.plan([], [0])
     assert home.send(home.store.batch_parts("g", 0, -1)) == [(0, 2, "q")]
@@ -230,7 +346,7 @@ def test_parts_and_ids_are_those_of_the_jobs(home: Home) -> None:
 def test_malformed_nodes_are_refused(home: Home, first: int, rows: list[PlanRow]) -> None:
     home.plan()
     before = home.state()
-    with pytest.raises(StoreRefused, match="nothing was written"):
+    with pytest.raises(ConfigError):
         home.send(home.store.batch_plan("g", first, rows))
     assert home.state() == before
 

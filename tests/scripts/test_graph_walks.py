@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from evsched.errors import JobLate, JobMissing
 from evsched.store.batch_calls import PlanRow
 from evsched.store.store import Store
 from tests.scripts.conftest import NOW, Send
@@ -71,6 +72,8 @@ class Walk:
         self.said: list[tuple[int, int]] = []
         """All reports so far; any of them may come again."""
         self.started: list[int] = []
+        self.jobless = set[int]()
+        """The nodes that have failed without a job."""
         send(self.store.batch_open("g", "t", retention=9.0))
         rows = [PlanRow(b"{}", "", "q", before, at in despite) for at, before in enumerate(after)]
         cut = self.random.randint(0, size)
@@ -87,9 +90,31 @@ class Walk:
         code = self.lives[node] % 8
         if code == OPEN:
             self.lives[node] += self.random.choice(ENDS)
+            if self.lives[node] % 8 == DEAD and self.random.random() < 0.5:
+                self.send(self.store.fail_node("g", node, "no job"))
+                self.jobless.add(node)
+        elif node in self.jobless:
+            self.revive(node)
         elif code == DEAD:
             self.lives[node] += TURN - DEAD
         self.said.append((node, self.lives[node]))
+
+    def revive(self, node: int) -> None:
+        """Start a node again, if the home knows that it has failed, and the graph has not been cancelled."""
+        before = self.send(self.store.batch_ends("g", 0, -1))
+        try:
+            self.send(self.store.batch_revive("g", node))
+        except (JobMissing, JobLate):
+            assert self.model.stop or self.model.bytes[node] != self.lives[node]
+            assert self.send(self.store.batch_ends("g", 0, -1)) == before
+            return
+        assert self.model.bytes[node] == self.lives[node]
+        assert not self.model.stop
+        self.jobless.discard(node)
+        self.lives[node] += TURN - DEAD
+        self.model.released.append(node)
+        self.model.report([(node, self.lives[node])])
+        self.check()
 
     def carry(self) -> None:
         if self.said:
@@ -144,6 +169,8 @@ class Walk:
             self.tell(self.said or [(0, 0)])
             self.said = []
             for node in left:
+                if node in self.jobless and not self.model.stop:
+                    self.revive(node)
                 life = self.lives[node]
                 self.lives[node] = life + DONE if life % 8 == OPEN else life + TURN - DEAD
                 self.said.append((node, self.lives[node]))

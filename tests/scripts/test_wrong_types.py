@@ -14,6 +14,7 @@ from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Forwarded, Message, Retried, Snoozed
 from evsched.recurrence.recurrence import Declared, Occurrence
 from evsched.store.batch_calls import PlanRow
+from evsched.store.batch_pauses import Hold
 from evsched.store.client_calls import Edit, New
 from evsched.store.moves import Arrival, MovingBatch
 from evsched.store.operator_calls import Violation, condition
@@ -87,6 +88,11 @@ def seeded(send: Send, store: Store, raw: Any) -> Seeded:
     send(store.at(NOW).batch_open("h", "t", retention=9))
     send(store.batch_plan("h", 0, [PlanRow(b"{}", "n", "q"), PlanRow(b"{}", "", "q", [0])]))
     send(store.at(NOW).batch_close("h"))
+    send(store.at(NOW).batch_open("f", "t", retention=9))
+    send(store.batch_plan("f", 0, [PlanRow(b"{}", "n", "q"), PlanRow(b"{}", "", "q", [0])]))
+    send(store.at(NOW).batch_close("f"))
+    send(store.fail_node("f", 0, "why"))
+    send(store.at(NOW).batch_count([("f", 0, b"\x02")]))
     raw.hset(f"evsched:{{{store.queue}}}:arrived", "there", '{"number":"1","token":"x","stay":{}}')
     raw.rpush(f"evsched:{{{store.queue}}}:reply:running", "{}")
     raw.zadd(f"evsched:{{{store.queue}}}:canary", {"": 0})
@@ -109,7 +115,11 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "batch_add": lambda store, runs: store.at(NOW).batch_add("b", "t", 2, "q", ids=["x"]),
     "batch_plan": lambda store, runs: store.batch_plan("g", 2, [PlanRow(b"{}", "m", "q", [1])]),
     "batch_close": lambda store, runs: store.at(NOW).batch_close("b", confirms="r", how="cancelled"),
+    "batch_pause": lambda store, runs: store.at(NOW).batch_pause("b", held=True, after=5, until=NOW + 9, why="x"),
+    "batch_hold": lambda store, runs: store.at(NOW).batch_hold(NOW, [Hold("q/b", 1, "1")]),
     "batch_count": lambda store, runs: store.at(NOW).batch_count([("b", 0, b"\x01\x02"), ("h", 0, b"\x01")]),
+    "batch_ask": lambda store, runs: store.at(NOW).batch_ask("h", 1),
+    "batch_revive": lambda store, runs: store.at(NOW).batch_revive("f", 0),
     "batch_list": lambda store, runs: store.at(NOW).batch_list(0, 9),
     "begin": lambda store, runs: store.begin("w", [(runs[RUN], "1")]),
     "bury": lambda store, runs: store.at(NOW).bury("w", [(runs[RUN], Buried("x", True))]),
@@ -218,8 +228,9 @@ NAMED = [
 ]
 REQUESTS = ["requests:r", "requested:r"]
 MOVES = ["moving", "arrived"]
-BATCHES = ["chores", "batches", "batch:b", "batch_ends:b", "batch_parts:b", "batch_ids:b", "batch_over:b", "batch_sums"]
-GRAPHS = [f"batch{part}:{name}" for part in ("", "_ends", "_parts", "_ids", "_nodes", "_ripple") for name in "gh"]
+BATCHES = [f"batch_{part}:b" for part in ("ends", "parts", "ids", "inner", "over")] + ["chores", "batches", "batch:b"]
+HELD = ["batch_sums", "batch_holds"]
+GRAPHS = [f"batch{part}:{name}" for part in ("", "_ends", "_parts", "_ids", "_nodes", "_ripple") for name in "fgh"]
 OF_APP = ["declared:app", "revisions:app", "apps", "recurrence:retired", "declared_limits"]
 JOBS = ["job:running", "job:g1", "job:r4", "job:scheduled", "job:dead", "job:r@1"]
 OF_ONE = {"cancel", "ask", "reschedule", "edit", "look", "explain", "enqueue", "revive", "drop", "signal"}
@@ -240,7 +251,7 @@ def test_key_of_the_wrong_type_never_stops_a_verb_after_a_write(
     """Either the verb is refused by the type and writes nothing, or it succeeds. After the repair every job runs."""
     root = f"evsched:{{{store.queue}}}:"
     dumped = {key: raw.dump(key) for key in raw.scan_iter(match=root + "*", count=1000)}
-    for name in [*WHOLE, *NAMED, *OF_APP, *REQUESTS, *MOVES, *BATCHES, *GRAPHS, "recurrences", *JOBS]:
+    for name in [*WHOLE, *NAMED, *OF_APP, *REQUESTS, *MOVES, *BATCHES, *HELD, *GRAPHS, "recurrences", *JOBS]:
         pipe = raw.pipeline()
         pipe.delete(*raw.keys(root + "*"))
         for key, value in dumped.items():
@@ -266,7 +277,7 @@ def test_key_of_the_wrong_type_never_stops_a_verb_after_a_write(
             allowed = allowed or (verb == "unpause" and name == "pauses")
             allowed = allowed or (verb in ("trigger", "backfill") and name in REQUESTS)
             allowed = allowed or (verb in ("depart", "arrive", "vacate") and name in MOVES)
-            allowed = allowed or (verb.startswith("batch_") and name in (*BATCHES, *GRAPHS))
+            allowed = allowed or (verb.startswith("batch_") and name in (*BATCHES, *HELD, *GRAPHS))
             assert allowed or (verb in OF_RECURRENCES - {"agenda"} and name == "recurrence:r"), name
         raw.delete(key)
         if kept is not None:

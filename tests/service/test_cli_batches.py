@@ -56,6 +56,33 @@ def test_batches_are_listed_shown_and_cancelled(cli: Cli, queue: str, batch: str
     assert (act["who"], act["act"], act["what"]) == ("ann", "cancel", {"batch": "b"})
 
 
+def test_batch_is_paused_and_resumed(cli: Cli, server: EmbeddedRedis, queue: str, batch: str) -> None:
+    of = ("--queue", queue)
+    paused = cli.run("batches", "pause", batch, *of, "--until", "1h", "--why", "the disk is full", "--as", "ann")
+    assert re.fullmatch(r"b is paused since .+ until .+\n", paused.stdout)
+    assert cli.run("batches", *of).stdout.splitlines()[1].split("\t")[1] == "paused"
+    shown = cli.run("batches", "show", batch, *of).stdout
+    assert re.search(r"^paused\t.+\npaused_until\t.+\npaused_why\tthe disk is full$", shown, re.MULTILINE)
+    assert re.search(rf"^{queue}\tbatch {queue}/b\tpaused\t", cli.run("limits", *of).stdout, re.MULTILINE)
+    held = (
+        r"batch b of queue \S+ has been paused for [^,;]+, and is for [^,;]+ more \(the disk is full\): resume it with "
+        rf"`evsched batches resume b --queue {queue}`"
+    )
+    assert re.search(rf"due in [^;]+; {held}", cli.run("explain", "b.0", *of).stdout)
+    sender = SyncSender(server.url)
+    sender.send(Store(queue).reschedule("b.0", 0.0))
+    sender.send(Store(queue).dispatch(limit=9, cap=99))
+    sender.close()
+    assert re.match(rf"b.0: {held}", cli.run("explain", "b.0", *of).stdout)
+    resumed = cli.run("batches", "resume", batch, *of, "--as", "bob").stdout
+    assert re.fullmatch(r"b is resumed: it was paused since .+\n", resumed)
+    assert cli.run("batches", "resume", batch, *of).stdout == "b is resumed: it was not paused\n"
+    acts = [(act["who"], act["act"], act["what"].get("why")) for act in cli.json("audit", *of)]
+    assert acts[0] == ("bob", "resume", None)
+    assert acts[-1] == ("ann", "pause", "the disk is full")
+    assert "--until has passed" in cli.run("batches", "pause", batch, *of, "--until", "2020-01-01T00:00").stderr
+
+
 def test_job_is_shown_and_explained_with_the_id_and_the_home_of_its_batch(cli: Cli, queue: str, batch: str) -> None:
     for command in ("show", "explain"):
         assert f"batch\t{batch} of queue {queue}\n" in cli.run(command, "b.0", "--queue", queue).stdout

@@ -84,6 +84,7 @@ def test_limits_are_set_shown_and_lifted(cli: Cli, queue: str) -> None:
         "reserved": {},
         "queue": {"concurrency": 5.0, "rate": 1.5},
         "groups": {},
+        "batches": [],
         "declared": {},
     }
     shown = cli.json("limit", queue, "--group", "alice", "--rate", "10/s", "--burst", "3", "--weight", "2")

@@ -175,6 +175,25 @@ async def test_a_batch_is_cancelled_after_a_confirmation(server: EmbeddedRedis, 
     assert (act.source, act.act, act.what) == ("console", "cancel", {"batch": "b"})
 
 
+async def test_a_batch_is_paused_with_a_reason_and_resumed(server: EmbeddedRedis, queue: str, scene: Scene) -> None:
+    await scene.open("b", 2)
+    async with browsing(server.url) as browser:
+        asked = await browser.page("/batch", queue=queue, id="b", ask="pause")
+        said = await browser.send(asked, "pause-batch", queue=queue, id="b", until="1h", why="the disk is full")
+        assert "Batch b is paused until" in said
+        words = await browser.words("/batch", queue=queue, id="b")
+        assert "paused 0 of 2 jobs have ended." in words
+        assert "“the disk is full”. None of its jobs starts until it is resumed" in words
+        assert "paused" in await browser.words("/batches")
+        page = await browser.page("/batch", queue=queue, id="b")
+        assert "paused batch b" in await browser.words("/audit")
+        assert "Batch b is resumed." in await browser.send(page, "resume-batch", queue=queue, id="b")
+        assert "Batch b was not paused." in await browser.send(page, "resume-batch", queue=queue, id="b")
+    acts = [(act.source, act.act, act.what.get("why")) for act in await scene.client.audit(queue)]
+    assert acts[-1] == ("console", "pause", "the disk is full")
+    assert ("console", "resume", None) in acts
+
+
 async def test_dead_jobs_of_a_batch_are_revived(server: EmbeddedRedis, queue: str, scene: Scene) -> None:
     await scene.open("b", 3)
     await scene.close("b")

@@ -259,3 +259,23 @@ async def test_dead_node_that_has_no_job_says_why(server: EmbeddedRedis, queue: 
     assert title.endswith("dead: the result of pages has 10 items")
     assert "dead the result of pages has 10 items" in words(page)
     assert "g.check dead: its job is dead: the result of pages has 10 items." in said
+
+
+async def test_node_that_is_dead_without_a_job_is_revived_with_the_others(
+    server: EmbeddedRedis, queue: str, scene: Scene
+) -> None:
+    node = encode(StoredNode("far", "other", {"task": "t", "args": [], "kwargs": {}, "retention": 9.0}, 9.0))
+    await scene.client.send(scene.store.batch_open("g", "t", retention=1e6))
+    rows = [PlanRow(node, "g.far", "other"), PlanRow(node, "/g.each", queue)]
+    await scene.client.send(scene.store.batch_plan("g", 0, rows))
+    await scene.client.send(scene.store.batch_close("g"))
+    for at in range(2):
+        await scene.client.send(scene.store.fail_node("g", at, "there is another job"))
+        await scene.client.send(scene.store.batch_count([("g", at, bytes([DEAD]))]))
+    async with browsing(server.url) as browser:
+        answer = await browser.act(f"/batch?queue={queue}&id=g&ask=revive", "revive-batch", queue=queue, id="g")
+        await browser.console.acts.wait()
+        words = await browser.words(answer.headers["location"])
+    assert "1 changed. 1 left as found." in words
+    assert "g.each has a job for each item" in words
+    assert (await scene.client.send(scene.store.batch_ends("g", 0, 1))) == bytes([8, DEAD])

@@ -1,4 +1,4 @@
-"""The doctor finds keys of a wrong type, and recurrences that cannot make jobs."""
+"""The doctor finds keys of a wrong type, recurrences that cannot make jobs, and batches that cannot end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import pytest
 
 from evsched import keys
 from evsched.diagnostics.audit import Audit
+from evsched.diagnostics.batch_checks import stuck_batches
 from evsched.diagnostics.queue_checks import broken_recurrences
+from evsched.shards import NONE
+from evsched.store.client_calls import New
+from evsched.store.store import Store
 from evsched.transport.senders import BatchingSender
 
 JOB = '{"task":"t"}'
@@ -115,3 +119,50 @@ async def test_a_recurrence_that_cannot_recur_is_found(
 async def test_recurrences_of_a_wrong_type_are_left_to_the_audit(sender: BatchingSender, queue: str, raw: Any) -> None:
     raw.set(f"evsched:{{{queue}}}:recurrences", "x")
     assert await broken_recurrences(sender, [queue], pause=0) == []
+
+
+async def put_batch(sender: BatchingSender, queue: str, batch: str, count: int) -> Store:
+    """Open a batch with jobs that are due later, and close it."""
+    store = Store(queue)
+    await sender.send(store.batch_open(batch, "t", retention=9.0))
+    reserved = await sender.send(store.batch_add(batch, "r", count, queue))
+    jobs = [New(f"{batch}.{at}", JOB.encode(), delay=3600) for at in range(count)]
+    await sender.send(store.enqueue(jobs, batch=reserved.address(queue, batch)))
+    await sender.send(store.batch_close(batch, confirms="r"))
+    return store
+
+
+async def test_batch_whose_jobs_were_deleted_is_found(sender: BatchingSender, queue: str, raw: Any) -> None:
+    store = await put_batch(sender, queue, "b", 9)
+    await put_batch(sender, queue, "whole", 2)
+    assert await stuck_batches(sender, [queue], NONE) == []
+    for job in ("b.1", "b.7"):
+        raw.delete(keys.job(queue, job))
+        raw.zrem(f"{keys.root(queue)}schedule", job)
+    (finding,) = await stuck_batches(sender, [queue], NONE)
+    assert (finding.check, finding.level, finding.where) == ("batch-stuck", "fault", f"queue {queue}, batch b")
+    assert "2 of its jobs are gone, and did not end: b.1 of queue" in finding.what
+    assert f"evsched batches cancel b --queue {queue}" in finding.mend
+    # An end that was reported, or will be looked for, is not lost.
+    for chore in (f"end {queue}/b {1.0:.6f} 1d 7d", "settle b 0 8 -"):
+        await sender.send(store.add_chore(chore, 0.0))
+        assert await stuck_batches(sender, [queue], NONE) == []
+        await sender.send(store.end_chores([chore]))
+    await sender.send(store.batch_count([("b", 1, b"\x05"), ("b", 7, b"\x01")]))
+    assert await stuck_batches(sender, [queue], NONE) == []
+
+
+@pytest.mark.extra
+async def test_batch_in_a_batch_that_was_deleted_is_found(sender: BatchingSender, queue: str, raw: Any) -> None:
+    store = await put_batch(sender, queue, "b", 1)
+    await sender.send(store.batch_add("b", "inner", 1, queue, ids=["/inner"], member="0/"))
+    await sender.send(store.batch_open("inner", "t", retention=9.0, parent=f"{queue}/b/1"))
+    assert await stuck_batches(sender, [queue], NONE) == [], "a job of it may be about to be enqueued"
+    await sender.send(store.batch_add("b", "x", 0, confirms="inner"))
+    assert await stuck_batches(sender, [queue], NONE) == []
+    raw.delete(f"{keys.root(queue)}batch:inner")
+    (finding,) = await stuck_batches(sender, [queue], NONE)
+    assert "1 of its jobs is gone, and did not end: inner of queue" in finding.what
+    raw.delete(f"{keys.root(queue)}batches")
+    raw.set(f"{keys.root(queue)}batches", "x")
+    assert await stuck_batches(sender, [queue], NONE) == [], "the audit reports it"

@@ -430,6 +430,21 @@ async def test_batch_ends_and_its_callback_runs_as_the_clock_is_moved(clock: Clo
         await batch.status()
 
 
+async def test_pause_of_a_batch_ends_on_the_clock(clock: Clock) -> None:
+    outer = await app.batch().open()
+    await outer.add(remind, "bob")
+    await outer.pause(until=clock.now + 7200)
+    async with outer.batch() as inner:
+        await inner.add(remind, "eve")
+    assert (await inner.status()).paused
+    await outer.close()
+    assert await clock.advance(hours=1) == []
+    assert len(await clock.advance(hours=2)) == 2
+    assert (await outer.wait()).done == 2
+    with pytest.raises(ConfigError, match="until has passed"):
+        await (await app.batch().open()).pause(until=clock.now - 1)
+
+
 async def test_batch_fails_expires_and_is_cancelled_on_the_clock(clock: Clock) -> None:
     async with app.batch(on_failed=summarize) as batch:
         await batch.add(remind, "bob", fail=3)
@@ -445,6 +460,20 @@ async def test_batch_fails_expires_and_is_cancelled_on_the_clock(clock: Clock) -
     await cancelled.cancel()
     assert await clock.advance(hours=1) == []
     assert (await cancelled.status()).state == "cancelled"
+
+
+async def test_batch_that_is_cancelled_in_the_past_ends_then(clock: Clock) -> None:
+    clock.start(datetime(2001, 1, 1, tzinfo=UTC))
+    cancelled = await app.batch("b").open()
+    await cancelled.add(remind.using(delay=60), "never")
+    await cancelled.cancel()
+    await clock.advance()
+    found = await cancelled.status()
+    assert (found.state, found.finished) == ("cancelled", clock.now)
+    assert (await app.job("b.0").status()).finished == clock.now
+    async with app.batch(on_failed=summarize, expires=60) as slow:
+        await slow.add(remind.using(delay=3600), "late")
+    assert [run.result for run in await clock.advance(minutes=2)] == ["failed: 0 of 1"]
 
 
 async def test_batch_without_an_event_loop_is_on_the_clock(clock: Clock) -> None:

@@ -54,6 +54,8 @@ def state_of(record: BatchRecord) -> tuple[str, str]:
     """Return the class that draws the state of a batch, and its word."""
     if record.finished is None and record.stop is not None:
         return "warn", "stopping"
+    if record.paused is not None:
+        return "warn", "paused"
     if record.state == "failed" and record.stop == "expired":
         return "bad", "expired"
     drawn = {"open": "wait", "running": "run", "done": "ok", "failed": "bad", "cancelled": "wait"}
@@ -273,6 +275,7 @@ async def _batch(visit: Visit) -> dict[str, Any]:
         "counts": counts,
         "member_words": {name: word for name, (_, word) in _MEMBER_STATES.items()},
         "ask": visit.get("ask") if record.finished is None or visit.get("ask") == "revive" else "",
+        "zone": visit.zone,
         "command": f"evsched batches show {record.id} --queue {record.queue}",
     }
 

@@ -194,11 +194,13 @@ def did(visit: Visit, act: AuditedAct) -> list[Piece]:
         role = [Piece(f"as {what['role']}")] if isinstance(what.get("role"), str) else []
         return [verb, Piece(str(what.get("user"))), *role]
     found = [verb]
-    recurrence, worker = what.get("recurrence"), what.get("worker")
+    recurrence, worker, batch = what.get("recurrence"), what.get("worker"), what.get("batch")
     if isinstance(recurrence, str):
         found.append(Piece(recurrence, visit.url("/recurrence", queue=act.queue, name=recurrence)))
     elif isinstance(worker, str):
         found.append(Piece(worker, visit.url("/workers"), code=True))
+    elif isinstance(batch, str):
+        found.append(Piece(f"batch {batch}", visit.url("/batch", queue=act.queue, id=batch)))
     elif act.act in ("pause", "resume"):
         found.append(Piece(act.queue, visit.url("/queue", name=act.queue)))
     if isinstance(what.get("filter"), dict):
