@@ -218,7 +218,7 @@ end
 -- USES batch_of, stamp_batch
 local function end_batch_pause(batch, now, after)
   if batch.paused then
-    redis.call('HDEL', batch_of(batch.id), 'paused', 'paused_until', 'paused_why')
+    redis.call('HDEL', batch_of(batch.id), 'paused', 'paused_until', 'paused_why', 'paused_itself', 'paused_above')
     batch.paused = false
     stamp_batch(batch, now, after)
   end

@@ -30,8 +30,8 @@ now = clock(now)
 if held ~= '1' and held ~= '' then
   refuse('held', "'1' or ''")
 end
-local parent, above = outer:match('^(%S+/%S+/%d+) (%d+)$')
-if outer ~= '' and (not parent or #above > 15) then
+local parent, outer_stamp = outer:match('^(%S+/%S+/%d+) (%d+)$')
+if outer ~= '' and (not parent or #outer_stamp > 15) then
   refuse('outer', 'a batch and its stamp')
 end
 expect('ZCARD', root .. 'chores')
@@ -45,18 +45,30 @@ if is_over and held == '1' and not parent then
   return fail('LATE', 'batch ' .. id .. ' has ended: there is nothing to pause')
 end
 
-local known = redis.call('HMGET', key, 'paused_until', 'paused_why', 'outer_stamp')
-local same = held == '' or (known[1] or '') == ends and (known[2] or '') == why
-same = same and (batch.paused ~= false) == (held == '1')
-if parent and tonumber(above) > (tonumber(known[3] or nil) or 0) then
-  redis.call('HSET', key, 'outer_stamp', above)
-elseif parent then
-  same = true -- this was done before, or comes late
+-- `own` = it is paused itself; `above` = the batch that it is in is. The end and the sentence are those of its own pause,
+-- or else of the other. To resume it by hand ends both, and the end of its time only its own.
+local names = { 'paused_until', 'paused_why', 'outer_stamp', 'paused_itself', 'paused_above' }
+local known = redis.call('HMGET', key, unpack(names))
+local own, above, late = known[4] == '1', known[5] == '1', is_over or (seen ~= '' and seen ~= batch.stamp)
+if parent then
+  late = tonumber(outer_stamp) <= (tonumber(known[3] or nil) or 0) -- this was done before, or comes late
+  above = held == '1'
+else
+  own, above = held == '1', above and (held == '1' or seen ~= '')
 end
-if not same and not is_over and (seen == '' or seen == batch.stamp) then
-  if held == '1' then
+local paused = own or above
+local says = (held == '1' and (not parent or not own)) or (seen ~= '' and paused)
+local same = paused == (batch.paused ~= false) and (not says or ((known[1] or '') == ends and (known[2] or '') == why))
+if not late and (parent or own ~= (known[4] == '1') or above ~= (known[5] == '1')) then
+  redis.call('HSET', key, 'paused_itself', own and '1' or '', 'paused_above', above and '1' or '')
+  redis.call('HSET', key, 'outer_stamp', outer_stamp or known[3] or '0')
+end
+if not late and not is_over and not same then
+  if not paused then
+    end_batch_pause(batch, now, tonumber(after))
+  else
     batch.paused = batch.paused or seconds(now)
-    for field, value in pairs({ paused_until = ends, paused_why = why }) do
+    for field, value in pairs(says and { paused_until = ends, paused_why = why } or {}) do
       if value ~= '' then
         redis.call('HSET', key, field, value)
       else
@@ -64,11 +76,9 @@ if not same and not is_over and (seen == '' or seen == batch.stamp) then
       end
     end
     stamp_batch(batch, now, tonumber(after))
-    if ends ~= '' then
+    if says and ends ~= '' then
       add_chore(ends, 'resume', id, batch.stamp)
     end
-  else
-    end_batch_pause(batch, now, tonumber(after))
   end
   write_batch(batch)
   note_act(act)

@@ -22,7 +22,7 @@ from evsched.batches.results import ResultGone, read_results
 from evsched.client.client import Client
 from evsched.client.job_handle import Job
 from evsched.client.new_job import JobOptions
-from evsched.client.operations import Sleep, Wait
+from evsched.client.operations import MANY, Sleep, Wait
 from evsched.client.option_values import finite_seconds
 from evsched.client.task_handle import Enqueuer
 from evsched.errors import ConfigError, JobExists, JobLate, JobMissing, StoreDown
@@ -39,9 +39,6 @@ from evsched.transport.redis_errors import reconnect_delay
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-
-_MANY: Final = 1000
-"""Jobs that are reserved, and enqueued, in one round trip."""
 
 _LOOKED_AT: Final = 10
 """Jobs that are looked at to see by which of two calls they were written."""
@@ -147,8 +144,8 @@ class Batch:
             by_shard.setdefault(shards.home(queue, job.id), []).append(at)
         found, asked = dict[int, tuple[str, float]](), "" if once is None else once.asked
         for shard, places in by_shard.items():
-            for first in range(0, len(places), _MANY):
-                some = places[first : first + _MANY]
+            for first in range(0, len(places), MANY):
+                some = places[first : first + MANY]
                 call = _Put(queue, shard, is_named, on_conflict, within, once)
                 put = await self._put_some(call, [jobs[at] for at in some])
                 found.update(zip(some, put.jobs, strict=False))
@@ -312,7 +309,8 @@ class Batch:
         Raises:
             JobMissing: there is none.
         """
-        found = next((node for node in await self.nodes(limit=_MANY * _MANY) if node.name == name), None)
+        nodes = await self.nodes(limit=(await self.status()).nodes)
+        found = next((node for node in nodes if node.name == name), None)
         if found is None:
             raise JobMissing(f"batch {self.id} of queue {self.queue} has no node {name!r:.100}")
         return found

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypedDict, cast
 
 from msgspec import Struct, to_builtins
 
-from evsched.client.option_values import finite_seconds
+from evsched.client.option_values import lasting_seconds
 from evsched.client.task_handle import Enqueuer
 from evsched.errors import ConfigError
 from evsched.jobs import option_checks as check
@@ -67,8 +67,8 @@ _CALLBACKS: Final = ("on_done", "on_failed", "on_progress")
 _OPTIONS: Final = {
     **dict.fromkeys(_CALLBACKS, None),
     "complete_on": check.one_of("done", "all"),
-    "expires": finite_seconds,
-    "retention": finite_seconds,
+    "expires": lasting_seconds,
+    "retention": lasting_seconds,
     "tags": check.tags,
 }
 
@@ -91,5 +91,5 @@ def read_options(options: BatchOptions) -> tuple[dict[str, bytes | str], float |
     if given.get("tags"):
         fields["tags"] = encode(list(given["tags"]))
     expires = given.get("expires", EXPIRES)
-    retention = finite_seconds("retention", given.get("retention", RETENTION))
-    return fields, None if expires is None else finite_seconds("expires", expires), retention
+    retention = lasting_seconds("retention", given.get("retention", RETENTION))
+    return fields, None if expires is None else lasting_seconds("expires", expires), retention

@@ -38,7 +38,7 @@ from evsched.transport.redis_errors import reconnect_delay
 from evsched.transport.senders import BatchingSender
 from evsched.transport.servers import START_IT, nodes_down, topology
 
-MANY: Final = 1000
+MANY: Final = 400
 """Jobs in one round trip: about 3 ms of Redis's time."""
 
 _PATIENCE: Final = 5.0

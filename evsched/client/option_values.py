@@ -67,6 +67,18 @@ def finite_seconds(name: str, duration: timedelta | float) -> float:
     return length
 
 
+def lasting_seconds(name: str, duration: timedelta | float) -> float:
+    """Return a length of time in seconds, 0 or more.
+
+    Raises:
+        ConfigError: a value that is not a duration, a negative or an endless one.
+    """
+    length = finite_seconds(name, duration)
+    if length < 0:
+        raise invalid(name, duration, "0 s or more")
+    return length
+
+
 def due_and_delay(due: datetime | float | None, delay: timedelta | float | None) -> tuple[float | None, float]:
     """Return when a job is due: in Unix seconds, or None and the seconds from now.
 

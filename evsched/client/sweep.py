@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from evsched import keys
 from evsched.client.operations import Operation, Send, node_of, send
-from evsched.client.option_values import due_and_delay, finite_seconds, past_moment, unix
+from evsched.client.option_values import due_and_delay, lasting_seconds, past_moment, unix
 from evsched.client.record_walk import RecordWalk
 from evsched.errors import ConfigError, StoreDown, StoreError, StoreRefused
 from evsched.jobs import option_checks as check
@@ -84,8 +84,8 @@ class Filter(Struct, frozen=True, kw_only=True):
                 check.text(name, value)
         check.tags("tags", self.tags)
         _check_arguments(self.arguments)
-        if self.older is not None and finite_seconds("older", self.older) < 0:
-            raise check.invalid("older", self.older, "a length of time that is not negative")
+        if self.older is not None:
+            lasting_seconds("older", self.older)
         for name, moment in (("since", self.since), ("until", self.until)):
             if moment is not None and not isinstance(moment, timedelta) and math.isinf(unix(name, moment)):
                 raise check.invalid(name, moment, "a finite time")
@@ -121,7 +121,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         if self.is_timed:
             # Not after now: a due time stands in for an unknown time of creation only once it has passed.
             until = now if self.until is None else past_moment("until", self.until, now)
-            older = 0.0 if self.older is None else finite_seconds("older", self.older)
+            older = 0.0 if self.older is None else lasting_seconds("older", self.older)
             before = min(until, now - older)
         names: dict[str, Any] = {"task": self.task, "group": self.group, "reason": self.reason, "error": self.error}
         arguments = [_wanted(name, value, parameters) for name, value in self.arguments.items()]

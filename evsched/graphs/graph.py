@@ -13,7 +13,7 @@ from evsched.batches.batch import Batch, NewBatch
 from evsched.batches.batch_options import EXPIRES, RETENTION, BatchOptions
 from evsched.batches.starter import write_nodes
 from evsched.client.client import Client
-from evsched.client.option_values import finite_seconds
+from evsched.client.option_values import lasting_seconds
 from evsched.client.task_handle import Outlet, TaskCall
 from evsched.errors import BadArguments, ConfigError
 from evsched.graphs.plan import NODES_MOST, TAKEN, Edges, PlannedNode, check_name, edges_of, plan_rows
@@ -166,8 +166,8 @@ class Graph:
         }
         options = cast("dict[str, Any]", self._options)
         expires = options.get("expires", EXPIRES)
-        expires = None if expires is None else finite_seconds("expires", expires)
-        retention = finite_seconds("retention", options.get("retention", RETENTION))
+        expires = None if expires is None else lasting_seconds("expires", expires)
+        retention = lasting_seconds("retention", options.get("retention", RETENTION))
         return plan_rows(batch, self._queue, nodes, expires, retention)
 
 

@@ -214,6 +214,29 @@ def test_batch_in_a_batch_follows_the_newest_pause_of_the_outer_one(send: Send, 
     assert not paused(send, store, outer=("q/o/3", 11)).is_paused  # it has ended
 
 
+def test_batch_that_is_paused_itself_stays_paused_when_the_outer_one_is_resumed(
+    send: Send, store: Store, state: State
+) -> None:
+    send(store.at(NOW).batch_open("b", "t", retention=100.0, parent="q/o/3"))
+
+    def outer(stamp: int, *, held: bool) -> bool:
+        return paused(send, store, outer=("q/o/3", stamp), held=held, why="outer").is_paused
+
+    first = paused(send, store, until=NOW + 60, why="own")
+    assert outer(8, held=True)
+    assert outer(9, held=False)
+    assert state()["batch:b"]["paused_why"] == "own"
+    assert chores(state)[f"resume b {first.stamp}"] == NOW + 60
+    assert outer(10, held=True)
+    assert paused(send, store, NOW + 60, held=False, seen=first.stamp).is_paused, "the outer one still is"
+    assert not {"paused_until", "paused_why"} & state()["batch:b"].keys()
+    assert not outer(11, held=False)
+    assert outer(12, held=True)
+    assert paused(send, store, NOW + 70, why="own").is_paused
+    assert not paused(send, store, NOW + 80, held=False).is_paused, "by hand, both end"
+    assert not outer(13, held=False)
+
+
 def test_batches_in_a_batch_are_listed(send: Send, home: Store) -> None:
     send(home.at(NOW).batch_add("b", "r", 3, "q", ids=["x", "/inner", "/other"]))
     queue = home.queue
