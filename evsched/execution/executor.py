@@ -80,7 +80,11 @@ class Executor:
         """
         outcome: Outcome | None = None
         try:
-            outcome = await self._run(run)
+            prepared = run.prepare(self._tasks)
+            if isinstance(prepared, Prepared) and prepared.payload.window is None and run.stop_reason is None:
+                outcome = await self._call(run, prepared)
+            else:
+                outcome = await self._call_if_possible(run, prepared)
         except asyncio.CancelledError:
             raise
         # A run without an outcome would keep its slot for ever.
@@ -90,8 +94,7 @@ class Executor:
         finally:
             run.end(outcome)
 
-    async def _run(self, run: Run) -> Outcome:
-        prepared = run.prepare(self._tasks)
+    async def _call_if_possible(self, run: Run, prepared: Prepared | NoTask | Buried) -> Outcome:
         if isinstance(prepared, Buried):
             return replace(prepared, began=False)
         window = prepared.payload.window
@@ -101,36 +104,37 @@ class Executor:
             return _stopped_before(run, prepared)
         if isinstance(prepared, NoTask):
             return await self._unknown.judge(run, prepared.payload)
-        if (prepared.task.on == "process" or run.job.deaths) and (deferred := self._missing.known(run)):
+        return await self._call(run, prepared)
+
+    async def _call(self, run: Run, prepared: Prepared) -> Outcome:
+        on_process = prepared.task.on == "process"
+        if (on_process or run.job.deaths) and (deferred := self._missing.known(run)):
             return deferred
         self.handlers.make_current(run, prepared)
-        if prepared.task.on == "process":
+        if on_process:
             if not self.free_processes:
                 return Requeued()
             self.free_processes -= 1
         try:
             if run.job.deaths or prepared.policy.attempts == 1:
                 return await self._call_with_precautions(run, prepared)
-            return await self._call(run, prepared)
+            if self.lock.closed:
+                await self.lock.share()
+            else:
+                self.lock.holders += 1  # as `share` does, without the cost of a coroutine for each job
+            try:
+                result = await self.handlers.call(run, prepared)
+                return judge(run.job, prepared, result, run.stop_reason, began=run.entered)
+            finally:
+                self.lock.release()
         except asyncio.CancelledError:  # while it waited to begin
             return _stopped_before(run, prepared)
         except HandlerMissing as error:
             return self._missing.found_missing(run, str(error))
         finally:
-            if prepared.task.on == "process":
+            if on_process:
                 self.free_processes += 1
                 self._on_freed()
-
-    async def _call(self, run: Run, prepared: Prepared) -> Outcome:
-        if self.lock.closed:
-            await self.lock.share()
-        else:
-            self.lock.holders += 1  # as `share` does, without the cost of a coroutine for each job
-        try:
-            result = await self.handlers.call(run, prepared)
-            return judge(run.job, prepared, result, run.stop_reason, began=run.entered)
-        finally:
-            self.lock.release()
 
     async def _call_with_precautions(self, run: Run, prepared: Prepared) -> Outcome:
         on_process = prepared.task.on == "process"  # a process already, so its death does not end the worker
