@@ -133,7 +133,7 @@ def _rate(per_second: float = 200.0, seconds: float = 10.0) -> Figures:
 
 
 def _single_attempts(attempts: int, count: int = 5000) -> Figures:
-    """Jobs that are all due: with a single attempt each begins only once its mark is written, one after the other."""
+    """Jobs that are all due: with a single attempt each begins only once its mark is written."""
     with _stage(slots=64) as stage:
         payload = new_job("note", ("n",), {}, JobOptions(retention=0, retry=Retry(attempts=attempts))).payload
         with stage.paused():

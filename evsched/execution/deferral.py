@@ -11,6 +11,7 @@ import asyncio
 import math
 import random
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -244,9 +245,9 @@ class RunStore:
         """
         return False
 
-    async def mark(self, run: Run, mark: Mark) -> bool:
-        """Write that a run is about to begin; return whether its job is still this worker's."""
-        return True
+    async def mark(self, queue: str, runs: Sequence[tuple[FetchedJob, Mark]]) -> list[str]:
+        """Write that runs have begun, or are about to; return the ids of runs that this worker has lost."""
+        return []
 
 
 class RedisRunStore(RunStore):
@@ -263,11 +264,10 @@ class RedisRunStore(RunStore):
         """The windows that are being read by queue and name, each with the time when it was asked for, by the clock of
         the loop."""
 
-    async def mark(self, run: Run, mark: Mark) -> bool:
-        store = Store(run.delivery.queue)
+    async def mark(self, queue: str, runs: Sequence[tuple[FetchedJob, Mark]]) -> list[str]:
         while True:
-            async with self._marking.of(store.queue):
-                return not await self._sender.send(store.begin(self._worker, [(run.job, mark)]))
+            async with self._marking.of(queue):
+                return await self._sender.send(Store(queue).begin(self._worker, runs))
 
     async def read_window(self, queue: str, name: str) -> str | None:
         """Read a window. Runs that ask for it at the same time share one call.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Final, Self
@@ -17,13 +16,14 @@ from typing import Final, Self
 from msgspec.structs import replace
 
 from evsched.events import Emit
+from evsched.execution.beginning import Marks
 from evsched.execution.deferral import MissingHandlers, RunStore, UnknownTasks, check_window
 from evsched.execution.handlers import Handlers
 from evsched.execution.precautions import AppSource, Isolation, RunLock, patience, precautions_for
 from evsched.execution.process_pool import HandlerMissing, Process
 from evsched.execution.program import Program
 from evsched.execution.run import NoTask, Prepared, Run, aborted, judge
-from evsched.jobs.job import Buried, Deferred, Mark, Outcome, Requeued, shorten
+from evsched.jobs.job import Buried, Deferred, Outcome, Requeued, shorten
 
 _FIRST_STEP: Final = 0.025
 """Seconds after which a handler that this process calls itself has taken its first step, unless it has ended."""
@@ -57,8 +57,7 @@ class Executor:
         """How many tasks on processes can begin now."""
         self._missing = MissingHandlers(emit)
         self._unknown = UnknownTasks(program.tasks, self._store, unknown_task_grace, emit)
-        self._marking = defaultdict[str, asyncio.Lock](asyncio.Lock)
-        """By queue: the node of one may hang."""
+        self._marks = Marks(self._store)
         self.lock = RunLock(self._on_freed)
         self.freed: list[Callable[[], None]] = []
         """Called when a process of the pool is free again, and when a run that was alone has ended."""
@@ -68,6 +67,7 @@ class Executor:
 
     async def __aexit__(self, *raised: object) -> None:
         """End the processes, even if they still run handlers."""
+        self._marks.close()
         await self.handlers.processes.close()
         if self._isolation is not None:
             await self._isolation.processes.close()
@@ -80,7 +80,11 @@ class Executor:
         """
         outcome: Outcome | None = None
         try:
-            outcome = await self._run(run)
+            prepared = run.prepare(self._tasks)
+            if isinstance(prepared, Prepared) and prepared.payload.window is None and run.stop_reason is None:
+                outcome = await self._call(run, prepared)
+            else:
+                outcome = await self._call_if_possible(run, prepared)
         except asyncio.CancelledError:
             raise
         # A run without an outcome would keep its slot for ever.
@@ -90,8 +94,7 @@ class Executor:
         finally:
             run.end(outcome)
 
-    async def _run(self, run: Run) -> Outcome:
-        prepared = run.prepare(self._tasks)
+    async def _call_if_possible(self, run: Run, prepared: Prepared | NoTask | Buried) -> Outcome:
         if isinstance(prepared, Buried):
             return replace(prepared, began=False)
         window = prepared.payload.window
@@ -101,36 +104,37 @@ class Executor:
             return _stopped_before(run, prepared)
         if isinstance(prepared, NoTask):
             return await self._unknown.judge(run, prepared.payload)
-        if (prepared.task.on == "process" or run.job.deaths) and (deferred := self._missing.known(run)):
+        return await self._call(run, prepared)
+
+    async def _call(self, run: Run, prepared: Prepared) -> Outcome:
+        on_process = prepared.task.on == "process"
+        if (on_process or run.job.deaths) and (deferred := self._missing.known(run)):
             return deferred
         self.handlers.make_current(run, prepared)
-        if prepared.task.on == "process":
+        if on_process:
             if not self.free_processes:
                 return Requeued()
             self.free_processes -= 1
         try:
             if run.job.deaths or prepared.policy.attempts == 1:
                 return await self._call_with_precautions(run, prepared)
-            return await self._call(run, prepared)
+            if self.lock.closed:
+                await self.lock.share()
+            else:
+                self.lock.holders += 1  # as `share` does, without the cost of a coroutine for each job
+            try:
+                result = await self.handlers.call(run, prepared)
+                return judge(run.job, prepared, result, run.stop_reason, began=run.entered)
+            finally:
+                self.lock.release()
         except asyncio.CancelledError:  # while it waited to begin
             return _stopped_before(run, prepared)
         except HandlerMissing as error:
             return self._missing.found_missing(run, str(error))
         finally:
-            if prepared.task.on == "process":
+            if on_process:
                 self.free_processes += 1
                 self._on_freed()
-
-    async def _call(self, run: Run, prepared: Prepared) -> Outcome:
-        if self.lock.closed:
-            await self.lock.share()
-        else:
-            self.lock.holders += 1  # as `share` does, without the cost of a coroutine for each job
-        try:
-            result = await self.handlers.call(run, prepared)
-            return judge(run.job, prepared, result, run.stop_reason, began=run.entered)
-        finally:
-            self.lock.release()
 
     async def _call_with_precautions(self, run: Run, prepared: Prepared) -> Outcome:
         on_process = prepared.task.on == "process"  # a process already, so its death does not end the worker
@@ -158,24 +162,17 @@ class Executor:
             # "alone" has the doubtful runs counted if the worker dies. With one attempt, none of those has begun, and
             # the job must not run again although it may not have begun.
             only = prepared.policy.attempts == 1
-            if not await self._mark(run, "1" if only else "soon alone" if open_again else "soon"):
+            if not await self._marks.mark(run, "1" if only else "soon alone" if open_again else "soon"):
                 return Requeued()  # the job is not in this worker's list any more, so `requeue` will put nothing back
-            if process is None and not open_again:
-                run.marked = only  # `ProgressWriter` marks it again when it has begun
-            else:
+            followed = process is not None or open_again is not None
+            run.marked = only or followed  # if not, `ProgressWriter` marks it again when it has begun
+            if followed:
                 following = self._follow(run, None if process is None else process.begun, open_again, only=only)
                 stack.callback(asyncio.ensure_future(following).cancel)
             if isolation is not None and process is not None:
                 return await isolation.run(process, run, prepared)
             result = await self.handlers.call(run, prepared)
             return judge(run.job, prepared, result, run.stop_reason, began=run.entered)
-
-    async def _mark(self, run: Run, mark: Mark) -> bool:
-        """Mark a run that is about to begin; return whether its job is still this worker's."""
-        # One after the other, so that the mark is exact: the next waits until this one has made its first step.
-        async with self._marking[run.delivery.queue]:
-            run.marked = await self._store.mark(run, mark)
-        return run.marked
 
     async def _follow(
         self, run: Run, begun: asyncio.Event | None, open_again: Callable[[], None] | None, *, only: bool
@@ -193,11 +190,11 @@ class Executor:
             pass  # a middleware keeps it waiting
         has_begun = only or run.entered
         if has_begun and not only:
-            await self._store.mark(run, "alone" if open_again else "1")
+            await self._store.mark(run.delivery.queue, [(run.job, "alone" if open_again else "1")])
         if open_again is None:
             return
         await asyncio.sleep(max(0.0, alone_until - time.monotonic()))
-        if await self._store.mark(run, "1" if has_begun else "soon"):
+        if not await self._store.mark(run.delivery.queue, [(run.job, "1" if has_begun else "soon")]):
             open_again()
             run.marked = has_begun
 

@@ -56,8 +56,10 @@ class Signature(Struct, frozen=True):
         secret = self.redacted(redact, len(args), kwargs) if redact else ()
         for i, value in enumerate(args):
             wanted = self.positional[i] if i < len(self.positional) else self.rest
-            hidden = str(i + 1) in secret
-            values.append(value if wanted is None else _convert(value, wanted, f"$.args[{i}]", hidden=hidden))
+            if wanted is None or type(value) is wanted:  # of most arguments, and a conversion costs much more
+                values.append(value)
+            else:
+                values.append(_convert(value, wanted, f"$.args[{i}]", hidden=str(i + 1) in secret))
         taken = self.order[: len(args)]
         by_name = [name for name in kwargs if name in self.named] if kwargs else ()
         missing = self.required.difference(taken, by_name) if self.required else None
@@ -139,7 +141,9 @@ class Signature(Struct, frozen=True):
             hint = f", did you mean {near[0]!r}?" if near else ""
             raise msgspec.ValidationError(f"{self.task} takes no {name!r}{hint} - at `$.kwargs.{name}`")
         wanted = self.named.get(name, self.rest_named)
-        return value if wanted is None else _convert(value, wanted, f"$.kwargs.{name}", hidden=hidden)
+        if wanted is None or type(value) is wanted:
+            return value
+        return _convert(value, wanted, f"$.kwargs.{name}", hidden=hidden)
 
 
 def read_signature(task: str, handler: Callable[..., Any]) -> Signature:

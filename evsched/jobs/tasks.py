@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final, Literal, Protocol, TypedDict, Unpack
 
 import msgspec
@@ -117,7 +118,11 @@ class Task(Struct, frozen=True):
         Raises:
             ConfigError: the payload's values are not valid.
         """
-        return override(self.retry, payload.retry)
+        return self.retry if payload.retry is None else _override(self.retry, payload.retry)
+
+
+_override: Final = lru_cache(maxsize=1024)(override)
+"""Many payloads have the same few policies, and the checks of one cost a third of what the rest of a run does."""
 
 
 class HookTask(Protocol):

@@ -19,7 +19,7 @@ from evsched.client.sweep import Filter
 from evsched.client.task_handle import SyncSession
 from tests.crash_points import witness
 from tests.crash_points.injection import FOLDER, append
-from tests.crash_points.scenes import FAR, FAR_INLINE, INLINE, ROWS, SUSPECT
+from tests.crash_points.scenes import FAR, FAR_INLINE, INLINE, ONCE, ROWS, SUSPECT
 from tests.crash_points.testimony import testimony
 from tests.support.inline import id_of
 from tests.support.plain import plain_client
@@ -41,7 +41,8 @@ def schedule() -> None:
         _step("two unique ones", lambda: client.enqueue_many(unique, [(0,), (0.01,)]))
         _put(client, "plain", witness.work, delay=LATER)
         _put(client, "thread", witness.work_in_thread, delay=LATER)
-        _put(client, "once", witness.work_once, delay=LATER)
+        for name in ONCE:
+            _put(client, name, witness.work_once, delay=LATER)
         _put(client, "fails", witness.fail_at_first, delay=LATER)
         _put(client, "snoozes", witness.snooze_at_first, delay=LATER)
         _put(client, "dies", witness.give_up, delay=LATER)

@@ -54,6 +54,9 @@ ROWS: Final = 4
 FAR: Final = 24
 """Occurrences of the recurrence, rows of the ledger, and jobs that are due much later."""
 
+ONCE: Final = ("once-1", "once-2", "once-3", "once-4", "once-5", "once-6")
+"""Jobs with one attempt, of which a worker marks several together."""
+
 INLINE: Final = (
     '{"retention":600,"task":"work"}',
     '{"retention":600,"task":"work","args":[0.2]}',
@@ -82,7 +85,7 @@ SCENES: Final[Mapping[str, Scene]] = {
         jobs={
             "plain": Expected(),
             "thread": _PLAIN,
-            "once": Expected(only=True),
+            **{name: Expected(only=True) for name in ONCE},
             "fails": Expected(attempts=2),
             "snoozes": Expected(free=1, hook=False),
             "dies": Expected("dead"),

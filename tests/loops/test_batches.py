@@ -7,12 +7,12 @@ import pytest
 from evsched import App, events
 from evsched.client.new_job import JobOptions, new_job
 from evsched.config import Config
+from evsched.execution import beginning
 from evsched.store import queue as store_queue
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
-from evsched.worker import slots
 from tests.support.system import System, system
 
 MANY = 1_500
@@ -37,8 +37,8 @@ def every_call_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def jobs_begin_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first job, a worker fetches one for each free slot."""
-    monkeypatch.setattr(slots, "BEGIN_WITHIN", float("inf"))
-    monkeypatch.setattr(slots, "GROWTH", 999)
+    monkeypatch.setattr(beginning, "BEGIN_WITHIN", float("inf"))
+    monkeypatch.setattr(beginning, "GROWTH", 999)
 
 
 async def enqueue_due(url: str, queue: str) -> None:

@@ -14,13 +14,13 @@ import pytest
 from evsched import App, events
 from evsched.client.new_job import JobOptions, new_job
 from evsched.config import Config
+from evsched.execution import beginning
 from evsched.execution.run import Prepared, Run
 from evsched.jobs.current_job import CurrentJob
 from evsched.store import queue as store_queue
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.worker import slots
 from tests.support.system import System, system
 
 MANY = 2_000
@@ -39,7 +39,7 @@ PER_JOB = {
 def no_call_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches stay as large as they may be, however slow the machine is."""
     monkeypatch.setattr(store_queue, "BUDGET", float("inf"))
-    monkeypatch.setattr(slots, "BEGIN_WITHIN", float("inf"))
+    monkeypatch.setattr(beginning, "BEGIN_WITHIN", float("inf"))
 
 
 @pytest.fixture

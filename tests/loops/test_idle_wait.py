@@ -12,10 +12,10 @@ from msgspec import structs
 
 from evsched import App, current_job, events, keys
 from evsched.config import Config
+from evsched.execution import beginning
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
-from evsched.worker import slots
 from evsched.worker.exchange import Exchange, ExchangeSender
 from evsched.worker.fetcher import NotifiedFetcher
 from tests.support.cluster import Cluster
@@ -187,8 +187,8 @@ async def test_a_worker_notified_by_two_shards_at_once_asks_in_both(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shard that asks for the job of a notice leaves slots for the others until the reply comes."""
-    monkeypatch.setattr(slots, "BEGIN_WITHIN", float("inf"))
-    monkeypatch.setattr(slots, "KNOWN_FOR", float("inf"))
+    monkeypatch.setattr(beginning, "BEGIN_WITHIN", float("inf"))
+    monkeypatch.setattr(beginning, "KNOWN_FOR", float("inf"))
     send, decline, settled = ExchangeSender.send, Store.decline, asyncio.Event()
     asked, declined = set[ExchangeSender](), list[str]()
 

@@ -197,6 +197,15 @@ def test_a_run_of_another_worker_is_not_marked(
     assert state() == before
 
 
+def test_runs_beside_a_lost_one_are_marked(
+    fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, raw: Any
+) -> None:
+    first, _, last = fetch(3)
+    lost = FetchedJob("j1", 2, NOW, b"")
+    assert send(store.begin("w", [(first, "1"), (lost, "1"), (last, "1")])) == ["j1"]
+    assert [raw.hget(f"evsched:{{{store.queue}}}:job:j{n}", "begun") for n in range(3)] == [b"1", None, b"1"]
+
+
 @pytest.mark.parametrize("text", ["", "1", "a b", "-1 2", "1 2 3 4", "1e3 1", "9999 1", "0x1 1"])
 def test_a_malformed_suspect_field_is_ignored(
     fetch: Callable[[int], list[FetchedJob]], send: Send, store: Store, raw: Any, text: str

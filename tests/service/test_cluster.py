@@ -24,7 +24,6 @@ from evsched.config import Config
 from evsched.dispatcher import queue_finder
 from evsched.errors import CannotStart, StoreDown
 from evsched.execution.deferral import RedisRunStore
-from evsched.execution.run import Run
 from evsched.services.service import check_server
 from evsched.store import server as about
 from evsched.transport.address import parse
@@ -170,11 +169,11 @@ async def test_run_waiting_for_a_hung_node_does_not_delay_other_queues(
     node, perform = cluster.primary(lost), getattr(RedisRunStore, call)
     hung = asyncio.Event()
 
-    async def hang_first(store: RedisRunStore, about: Run | str, *more: Any) -> Any:
-        if (about if isinstance(about, str) else about.delivery.queue) == lost and not hung.is_set():
+    async def hang_first(store: RedisRunStore, queue: str, about: Any) -> Any:
+        if queue == lost and not hung.is_set():
             os.kill(node.pid, signal.SIGSTOP)
             hung.set()
-        return await perform(store, about, *more)
+        return await perform(store, queue, about)
 
     monkeypatch.setattr(RedisRunStore, call, hang_first)
     app = App(cluster.url, queue=healthy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evsched.worker.slots import BeginLimit
+from evsched.execution.beginning import BeginLimit
 
 
 def test_limit_starts_at_one_job_and_grows_fourfold_with_quick_jobs() -> None:
