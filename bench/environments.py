@@ -1,6 +1,7 @@
 """An environment for each scheduler, with the versions that its file pins. They are made once and kept in bench/.envs.
 
-A scheduler's file lists its requirements in a comment of the standard form for scripts (PEP 723).
+A scheduler's file lists its requirements in a comment of the standard form for scripts (PEP 723), in which
+`[tool.bench]` can have a `note`: what a reader of the figures should know.
 """
 
 from __future__ import annotations
@@ -14,34 +15,41 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct, convert
+
 from bench.figures import Failed
 
 FOLDER: Final = Path(__file__).parent / "schedulers"
 SCHEDULERS: Final = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 _ENVIRONMENTS: Final = Path(__file__).parent / ".envs"
 _HEADER: Final = re.compile(r"(?m)^# /// script$\n(?P<toml>(?:^#.*$\n)+?)^# ///$")
-_NOTE: Final = re.compile(r'(?m)^NOTE = "(.*)"$')
 
 
-def requirements(name: str, folder: Path = FOLDER) -> list[str]:
-    """Return what the scheduler's file asks for; nothing for evsched itself, which runs in the checkout's own."""
-    header = _HEADER.search((folder / f"{name}.py").read_text(encoding="utf-8"))
-    if header is None:
-        return []
-    script: dict[str, Any] = tomllib.loads(re.sub(r"(?m)^# ?", "", header["toml"]))
-    return script["dependencies"]
+class Header(Struct):
+    """What the header of a scheduler's file says."""
+
+    dependencies: list[str] = []
+    note: str = ""
+
+
+def header(name: str, folder: Path = FOLDER) -> Header:
+    """Return what the scheduler's file says of itself. evsched needs nothing: it runs in the checkout's own Python."""
+    found = _HEADER.search((folder / f"{name}.py").read_text(encoding="utf-8"))
+    if found is None:
+        return Header()
+    script: dict[str, Any] = tomllib.loads(re.sub(r"(?m)^# ?", "", found["toml"]))
+    return convert({**script, **script.get("tool", {}).get("bench", {})}, Header)
 
 
 def title(name: str) -> str:
     """Return the scheduler's name with its version."""
-    pins = requirements(name)
+    pins = header(name).dependencies
     return re.sub(r"\[.*?]", "", pins[0]).replace("==", " ") if pins else name.replace("_", " ")
 
 
 def note(name: str) -> list[str]:
-    """Return what a reader of the figures should know of the scheduler: its file's NOTE, if it has one."""
-    found = _NOTE.search((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
-    return [found[1]] if found else []
+    """Return what a reader of the figures should know of the scheduler, if there is something."""
+    return [f"{title(name)}: {text}"] if (text := header(name).note) else []
 
 
 def programs(name: str, folder: Path = FOLDER) -> Path:
@@ -50,7 +58,7 @@ def programs(name: str, folder: Path = FOLDER) -> Path:
     Raises:
         Failed: the packages could not be installed.
     """
-    pins = requirements(name, folder)
+    pins = header(name, folder).dependencies
     if not pins:
         return Path(sys.executable).parent
     place = _ENVIRONMENTS / name
