@@ -1,0 +1,8 @@
+// Run the worker process of one scheduler: `node bench/work.mjs NAME`. See bench/produce.mjs.
+
+const { work } = await import(`./schedulers/${process.argv[2]}.mjs`)
+const close = await work()
+process.on('SIGTERM', async () => {
+  await close()
+  process.exit(0)
+})
