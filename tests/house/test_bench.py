@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from bench.environments import SCHEDULERS, header, note
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import environments
+from bench.comparison import tables
+from bench.environments import SCHEDULERS, header, language, note, programs, title
+from bench.figures import Failed, markdown, measure, median
+from bench.scale import QUICK
+from tests.support import postgres
+
+BENCH = Path(environments.__file__).parent
 
 
 def test_each_other_scheduler_says_what_it_needs() -> None:
@@ -15,3 +27,51 @@ def test_the_note_of_celery_says_where_jobs_with_an_eta_wait() -> None:
     assert "jobs with an ETA" in text
     assert "memory" in text
     assert "\n" not in text
+
+
+def test_the_packages_of_node_are_those_of_the_lock_which_names_no_registry() -> None:
+    package = json.loads((BENCH / "package.json").read_text())
+    lock = json.loads((BENCH / "package-lock.json").read_text())["packages"]
+    needed = {one for name in SCHEDULERS if language(name) == "Node" for one in header(name).dependencies}
+    assert needed == set(package["dependencies"])
+    assert package["dependencies"] == {name: lock[f"node_modules/{name}"]["version"] for name in needed}
+    assert not [path for path, one in lock.items() if "resolved" in one]
+
+
+@pytest.fixture
+def nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "_MODULES", tmp_path)
+    monkeypatch.setattr(postgres, "_VERSIONS", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    environments.gem_version.cache_clear()
+
+
+@pytest.mark.usefixtures("nothing_installed")
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("bullmq", "npm ci --prefix bench"),
+        ("bee_queue", "npm ci --prefix bench"),
+        ("sidekiq", "Debian: ruby-sidekiq"),
+        ("procrastinate", "Debian: postgresql"),
+        ("pg_boss", "Debian: postgresql"),
+    ],
+)
+def test_a_scheduler_that_is_not_installed_says_how_to_get_it(name: str, how: str) -> None:
+    with pytest.raises(Failed, match=how):
+        programs(name)
+    assert title(name)
+
+
+def test_the_row_of_a_scheduler_that_is_not_installed_says_so_beside_the_others() -> None:
+    table = tables([], QUICK, {"bullmq": "not installed (how)"})["sparse"]
+    rows = {**table.rows, "another": lambda: {"p50, ms": 1.0}}
+    text = markdown(measure(type(table)(table.title, rows)), median)
+    assert text.splitlines()[2:] == [
+        f"| {'':20}| p50, ms |",
+        f"| {'-' * 19} | ------- |",
+        f"| {title('bullmq'):19} | -       |",
+        f"| {'another':19} | 1       |",
+        "",
+        f"{title('bullmq')}: not installed (how)",
+    ]
