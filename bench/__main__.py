@@ -9,6 +9,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec import structs
@@ -18,6 +19,7 @@ from bench.environments import SCHEDULERS, note, programs
 from bench.figures import Failed, Measured, joined, markdown, measure, median, spread
 from bench.groups import COMPARED, Groups, expanded, groups
 from bench.processes import CHECKOUT
+from bench.quiet import QUIET, settled
 from bench.result import Result, begun, read
 from bench.scale import QUICK, Scale, described
 from bench.scaling import capacity
@@ -39,6 +41,14 @@ def _parser(every: Groups) -> argparse.ArgumentParser:
     )
     parser.add_argument("--row", default="", metavar="TEXT", help="measure only the rows whose title has this text")
     parser.add_argument("--quick", action="store_true", help="small counts and one round, to see that all works")
+    parser.add_argument(
+        "--quiet",
+        type=float,
+        default=0.0,
+        metavar="MINUTES",
+        help=f"before each round, wait until the load average is below {QUIET}, for at most so many minutes; the load "
+        "before each round stands below each table",
+    )
     parser.add_argument("--json", action="store_true", help="print all figures of all rounds as JSON")
     parser.add_argument("--json-file", type=Path, metavar="FILE", help="write them to this file, after each table")
     parser.add_argument(
@@ -74,7 +84,7 @@ def _measure(arguments: argparse.Namespace, names: Sequence[str], scale: Scale) 
     result.notes += [text for name in schedulers for text in note(name)]
     for name in names:
         rows = {title: row for title, row in every[name].rows.items() if arguments.row in title}
-        result.tables[name] = measure(structs.replace(every[name], rows=rows))
+        result.tables[name] = measure(structs.replace(every[name], rows=rows), partial(settled, arguments.quiet))
         if arguments.json_file:
             arguments.json_file.write_bytes(result.json())
         if not arguments.json:

@@ -10,7 +10,8 @@ import pytest
 from bench import environments
 from bench.comparison import tables
 from bench.environments import SCHEDULERS, header, language, note, programs, title
-from bench.figures import Failed, markdown, measure, median
+from bench.figures import Failed, Table, markdown, measure, median
+from bench.quiet import settled
 from bench.scale import QUICK
 from tests.support import postgres
 
@@ -66,7 +67,7 @@ def test_a_scheduler_that_is_not_installed_says_how_to_get_it(name: str, how: st
 def test_the_row_of_a_scheduler_that_is_not_installed_says_so_beside_the_others() -> None:
     table = tables([], QUICK, {"bullmq": "not installed (how)"})["sparse"]
     rows = {**table.rows, "another": lambda: {"p50, ms": 1.0}}
-    text = markdown(measure(type(table)(table.title, rows)), median)
+    text = markdown(measure(Table(table.title, rows), lambda: 0.25), median)
     assert text.splitlines()[2:] == [
         f"| {'':20}| p50, ms |",
         f"| {'-' * 19} | ------- |",
@@ -74,4 +75,21 @@ def test_the_row_of_a_scheduler_that_is_not_installed_says_so_beside_the_others(
         f"| {'another':19} | 1       |",
         "",
         f"{title('bullmq')}: not installed (how)",
+        "",
+        "Load average before each round: 0.25.",
     ]
+
+
+def test_a_round_waits_until_the_machine_is_quiet_but_not_forever() -> None:
+    loads, pauses = [3.0, 0.5, 0.4, 0.3], list[float]()
+    assert settled(1, iter(loads).__next__, pauses.append) == 0.4
+    assert len(pauses) == 2
+    assert settled(1, lambda: 3.0, pauses.append) == 3.0
+    assert sum(pauses[2:]) == 60
+
+
+def test_each_round_says_how_busy_the_machine_was_before_it() -> None:
+    loads = [0.2, 0.4, 0.3]
+    measured = measure(Table("Title", {"row": lambda: {"x": 1.0}}, rounds=3), iter(loads).__next__)
+    assert measured.loads == loads
+    assert markdown(measured, median).endswith("\nLoad average before each round: 0.20, 0.40, 0.30.\n")
