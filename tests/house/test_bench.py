@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import environments
+from bench import environments, targets
 from bench.comparison import tables
 from bench.environments import SCHEDULERS, header, language, note, programs, title
-from bench.figures import Failed, Table, markdown, measure, median
+from bench.figures import Failed, Measured, Table, markdown, measure, median
 from bench.quiet import settled
 from bench.scale import QUICK
 from tests.support import postgres
@@ -93,3 +93,12 @@ def test_each_round_says_how_busy_the_machine_was_before_it() -> None:
     measured = measure(Table("Title", {"row": lambda: {"x": 1.0}}, rounds=3), iter(loads).__next__)
     assert measured.loads == loads
     assert markdown(measured, median).endswith("\nLoad average before each round: 0.20, 0.40, 0.30.\n")
+
+
+def test_the_targets_compare_with_the_fastest_of_each_language() -> None:
+    rates = {"evsched": 60.0, title("huey"): 2.0, title("celery"): 1.0, title("bee_queue"): 30.0, title("bullmq"): 20.0}
+    rows = {row: {"jobs/s": [value]} for row, value in rates.items()}
+    lines = targets.table({"throughput": Measured("Title", rows)}).splitlines()
+    [python] = [line.split("|")[3].strip() for line in lines if "fastest Python peer" in line]
+    [node] = [line.split("|")[3].strip() for line in lines if "fastest Node peer" in line]
+    assert (python, node) == ("30 x", "2 x")
