@@ -3,7 +3,7 @@
 //
 // [tool.bench]
 // note = """
-// 50 jobs at a time, as BullMQ; jobs that have ended are removed, and no events are sent, as its documentation advises \
+// 256 jobs at a time, as evsched; jobs that have ended are removed and no events are sent, as its documentation advises \
 // where nobody reads them."""
 // ///
 // Bee-Queue: asynchronous tasks; a timer of the worker moves delayed jobs, at most once a second.
@@ -17,7 +17,7 @@ let queue
 
 export async function work() {
   const worker = new Queue('bench', { ...quiet, activateDelayedJobs: true, removeOnSuccess: true })
-  worker.process(50, async (job) => stamp(job.data.number))
+  worker.process(256, async (job) => stamp(job.data.number))
   return () => worker.close(1000)
 }
 
@@ -25,7 +25,7 @@ export async function connect() {
   queue = await new Queue('bench', { ...quiet, isWorker: false }).ready()
 }
 
-const later = (due, data) => queue.createJob(data).delayUntil(Math.round(due * 1000))
+const later = (due, data) => queue.createJob(data).delayUntil(Math.ceil(due * 1000))
 
 export const enqueue = (number) => queue.createJob({ number }).save()
 

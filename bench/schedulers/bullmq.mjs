@@ -27,7 +27,7 @@ export function connect() {
   queue = new Queue('bench', { connection: new Redis(url), defaultJobOptions: remove })
 }
 
-const later = (due) => ({ delay: Math.max(0, due * 1000 - Date.now()) })
+const later = (due) => ({ delay: Math.max(0, Math.ceil(due * 1000) - Date.now()) })
 
 export const enqueue = (number) => queue.add('job', { number })
 

@@ -31,7 +31,7 @@ export async function connect() {
   await boss.createQueue('bench')
 }
 
-const later = (due) => new Date(due * 1000)
+const later = (due) => new Date(Math.ceil(due * 1000))
 
 export const enqueue = (number) => boss.send('bench', { number })
 
