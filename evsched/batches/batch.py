@@ -229,12 +229,14 @@ class Batch:
         await self._client.send(self._store.batch_close(self.id))
 
     async def cancel(self) -> None:
-        """Cancel the batch and those of its jobs that have not ended: no callback runs. Nothing if it has ended.
+        """Cancel the batch and those of its jobs that have not ended: none starts from then on, and no callback runs.
+
+        Nothing if it is done or was cancelled. One that has failed is not open again, whatever becomes of its jobs.
 
         Raises:
             JobMissing: there is no such batch.
         """
-        await self._client.send(self._store.batch_close(self.id, how="cancelled"))
+        await self._client.run(pausing.cancel(self._store, self._queues, self.id))
         await self._confirm_all()
 
     async def pause(self, *, until: datetime | float | None = None, why: str = "") -> float:

@@ -343,7 +343,7 @@ class BatchKeeper:
         await self._client.send(store.batch_count([(batch, 0, b"")]))
 
     async def _expire(self, store: Store, now: float, batch: str) -> None:
-        await self._client.send(store.batch_close(batch, how="expired"))
+        await self._client.run(pausing.cancel(store, self._queues, batch, "expired"))
 
     async def _hold(self, store: Store, now: float, batch: str, stamp: str, first: str) -> tuple[str, float] | None:
         """Apply a pause, or its end, in queues of a batch: the program that made it may have died."""

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from evsched import keys
 from evsched.client.gate import check_pause
 from evsched.client.operations import Operation, send
 from evsched.client.option_values import unix
 from evsched.client.spread import MakeStore, read_all_shards
-from evsched.errors import JobMissing, StoreError, StoreRefused
+from evsched.errors import JobLate, JobMissing, StoreDown, StoreError, StoreRefused
 from evsched.shards import Shards
 from evsched.store.batch_pauses import HOLD_WITHIN, BatchPause, Hold, InnerBatch
 from evsched.store.server import clock
@@ -29,6 +29,8 @@ from evsched.store.store import Store
 
 _AFTER: Final = 5.0
 """Seconds after which a keeper applies a pause that the program has not, since it died."""
+
+_STOPS: Final = "it is being cancelled"
 
 SLICE: Final = 100
 """Queues, and batches in a batch, that one step reads."""
@@ -67,6 +69,22 @@ def resume(home: Store, queues: ShardFinder, batch: str) -> Operation[BatchPause
     resumed = yield from send(home.batch_pause(batch, held=False, after=_AFTER))
     yield from _apply_all(home, queues, batch, resumed, "")
     return resumed
+
+
+def cancel(
+    home: Store, queues: ShardFinder, batch: str, how: Literal["cancelled", "expired"] = "cancelled"
+) -> Operation[str]:
+    """Cancel a batch, and return its state. It is paused first: its jobs are cancelled some at a time.
+
+    Raises:
+        JobMissing: there is no such batch.
+    """
+    try:
+        paused = yield from send(home.batch_pause(batch, held=True, after=_AFTER, why=_STOPS, is_act=False))
+        yield from _apply_all(home, queues, batch, paused, _STOPS)
+    except (JobLate, StoreDown, StoreRefused):
+        pass  # it has ended; or a queue does not answer: a keeper does the rest
+    return (yield from send(home.batch_close(batch, how=how)))
 
 
 def _apply_all(home: Store, queues: ShardFinder, batch: str, paused: BatchPause, why: str) -> Operation[None]:

@@ -89,7 +89,7 @@ def list_batches(
 
 
 def _state_of(record: BatchRecord) -> str:
-    return record.state if record.paused is None else "paused"
+    return record.state if record.paused is None or record.stop is not None else "paused"
 
 
 def _as_json(record: BatchRecord) -> dict[str, Any]:
@@ -256,5 +256,5 @@ def cancel(batch: _Id, /, *, queue: Queue = DEFAULT_QUEUE, url: Url = None) -> N
     Example: evsched batches cancel import-2030-01
     """
     with client_of(url, queue, changes_queue=True) as redis:
-        state = redis.send(redis.store(queue).batch_close(batch, how="cancelled"))
+        state = redis.run(pausing.cancel(redis.store(queue), _queues(redis), batch))
     print(f"{batch} is being cancelled" if state == "running" else f"{batch} is {state}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
+from evsched.batches import pausing
 from evsched.batches.batch import Batch
 from evsched.batches.member import OUTCOMES, with_codes
 from evsched.client import recurrence_operations, spread
@@ -132,7 +133,8 @@ async def _stop(acts: UserActs, visit: Visit, form: Form) -> str:
 
 async def _cancel_batch(acts: UserActs, visit: Visit, form: Form) -> str:
     queue, batch, client = form.queue(), form.get("id"), client_of(visit)
-    state = await client.send(client.store(queue).batch_close(batch, how="cancelled"))
+    queues = pausing.ShardFinder(client.store, client.shards)
+    state = await client.run(pausing.cancel(client.store(queue), queues, batch))
     sentence = f"Batch {batch:.200} is {'being cancelled' if state == 'running' else state}."
     return acts.note(visit, sentence, "/batch", queue=queue, id=batch)
 

@@ -62,18 +62,19 @@ class BatchPauses(Queue):
         why: str = "",
         seen: int | None = None,
         outer: tuple[str, int] | None = None,
+        is_act: bool = True,
     ) -> Call[BatchPause]:
         """Pause a batch, or resume it: `batch_hold` must follow in all queues of its jobs.
 
         `after`: seconds after which a keeper does that. `seen`: nothing is changed if it has another stamp. `outer`: of
-        a batch in a batch, the field `parent` and the stamp of the pause of the outer one.
+        a batch in a batch, the field `parent` and the stamp of the pause of the outer one. `is_act`: for the audit trail.
 
         Raises (when sent):
             JobMissing: there is no such batch.
             JobLate: it has ended.
         """
         act = ""
-        if seen is None and outer is None:
+        if is_act and seen is None and outer is None:
             what = {"batch": batch, "until": until, "why": why or None}
             act = self._act_text("pause" if held else "resume", **what)
         read = as_struct(BatchPause, float, int, as_bool, number)

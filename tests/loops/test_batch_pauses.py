@@ -104,6 +104,28 @@ async def test_no_job_starts_while_its_batch_is_paused_and_all_run_afterwards(
             assert (await tasks.app.client.limits(name)).batches == ()
 
 
+async def test_no_job_starts_after_its_batch_was_cancelled(
+    config: Config, tasks: Tasks, queue: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keepers cancel jobs some at a time; here they have not begun."""
+    slices = vars(keeper)["_SLICES"]
+    monkeypatch.setattr(keeper, "_SLICES", 0)
+    async with system(replace(config, queues=(queue, other)), tasks.app) as running:
+        batch = await tasks.app.batch().open()
+        await batch.add(tasks.work.using(delay=0.05), "a")
+        await batch.add(tasks.work.using(delay=0.05, queue=other), "b")
+        await batch.cancel()
+        await running.recorder.until(lambda: dispatched(running) == 2)
+        for name in (queue, other):
+            await tasks.pass_by(name)
+        assert tasks.ran == {"other": 2}
+        monkeypatch.setattr(keeper, "_SLICES", slices)
+        assert (await batch.wait(PATIENCE)).cancelled == 2
+        for name in (queue, other):
+            while (await tasks.app.client.limits(name)).batches:
+                await running.recorder.wait(events.ChoresDone)
+
+
 def dispatched(running: System) -> int:
     """Return how many jobs have left the schedules."""
     return sum(len(event.lateness) for event in running.recorder.of(events.Dispatched))
