@@ -311,7 +311,11 @@ local function end_batch(batch, now)
     state = 'failed'
   end
   batch.state = state
-  end_batch_pause(batch, now, 0)
+  if state == 'failed' and redis.call('HGET', batch_of(batch.id), 'paused_above') == '1' then
+    redis.call('HDEL', batch_of(batch.id), 'paused_until', 'paused_why', 'paused_itself') -- a job may be revived
+  else
+    end_batch_pause(batch, now, 0)
+  end
   report_batch(batch, ({ done = 'd', failed = 'x', cancelled = 'c' })[state])
   batch.round = batch.round + 1
   redis.pcall('HINCRBY', root .. 'batch_sums', state, 1)

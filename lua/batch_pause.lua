@@ -15,14 +15,15 @@
 -- REPLY  now; its stamp, '0' = it was never paused; '1' = it is paused, '' = it is not; since when it is paused, or was
 --        until now, '' = it was not
 -- FAILS  MISSING    there is no such batch, or it is not in the outer one
---        LATE       it has ended. With `outer`, nothing is changed, and this is no failure
+--        LATE       it has ended. With `outer`, this is no failure: a job of one that has failed may be revived
 -- TWICE  the second call changes nothing
 -- USES   clock, expect, refuse, fail, seconds, read_batch, no_batch, batch_of, write_batch, stamp_batch,
 --        end_batch_pause, add_chore, note_act
 --
 -- Each change has a stamp, which is higher than all before. Then `batch_hold` applies it in each queue of the jobs, and
 -- another call of this script in each batch among them, and the caller deletes the chore `hold`. A second pause keeps
--- the first moment. Its end and its sentence take the place of the first. The end of a batch ends its pause.
+-- the first moment. Its end and its sentence take the place of the first. The end of a batch ends its
+-- own pause.
 
 local now, id, held, ends, why, after, seen, outer, act = unpack(ARGV, 1, 9)
 now = clock(now)
@@ -63,7 +64,8 @@ if not late and (parent or own ~= (known[4] == '1') or above ~= (known[5] == '1'
   redis.call('HSET', key, 'paused_itself', own and '1' or '', 'paused_above', above and '1' or '')
   redis.call('HSET', key, 'outer_stamp', outer_stamp or known[3] or '0')
 end
-if not late and not is_over and not same then
+local may_run = not is_over or batch.state == 'failed'
+if not late and not same and (may_run or batch.paused) then
   if not paused then
     end_batch_pause(batch, now, tonumber(after))
   else

@@ -89,7 +89,8 @@ def list_batches(
 
 
 def _state_of(record: BatchRecord) -> str:
-    return record.state if record.paused is None or record.stop is not None else "paused"
+    lasts = record.finished is None and record.stop is None
+    return "paused" if record.paused is not None and lasts else record.state
 
 
 def _as_json(record: BatchRecord) -> dict[str, Any]:

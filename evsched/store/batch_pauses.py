@@ -67,7 +67,7 @@ class BatchPauses(Queue):
         """Pause a batch, or resume it: `batch_hold` must follow in all queues of its jobs.
 
         `after`: seconds after which a keeper does that. `seen`: nothing is changed if it has another stamp. `outer`: of
-        a batch in a batch, the field `parent` and the stamp of the pause of the outer one. `is_act`: for the audit trail.
+        a batch in a batch, the field `parent` and the stamp of the pause of the outer one. `is_act`: for the trail.
 
         Raises (when sent):
             JobMissing: there is no such batch.

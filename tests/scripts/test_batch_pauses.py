@@ -211,7 +211,27 @@ def test_batch_in_a_batch_follows_the_newest_pause_of_the_outer_one(send: Send, 
     with pytest.raises(JobMissing):
         paused(send, store, outer=("q/o/4", 10), held=False)
     send(store.at(NOW).batch_close("b"))
-    assert not paused(send, store, outer=("q/o/3", 11)).is_paused  # it has ended
+    assert not paused(send, store, outer=("q/o/3", 11)).is_paused  # it is done
+
+
+def test_batch_that_has_failed_stays_paused_with_the_outer_one_since_its_jobs_may_be_revived(
+    send: Send, store: Store
+) -> None:
+    send(store.at(NOW).batch_open("b", "t", retention=100.0, parent="q/o/3"))
+    send(store.at(NOW).batch_add("b", "r", 1, "q"))
+    send(store.at(NOW).batch_add("b", "r", 0, confirms="r"))
+    send(store.at(NOW).batch_close("b"))
+
+    def outer(stamp: int, *, held: bool) -> bool:
+        return paused(send, store, outer=("q/o/3", stamp), held=held).is_paused
+
+    assert outer(8, held=True)
+    send(store.at(NOW).batch_count([("b", 0, b"\x02")]))
+    found = send(store.batch("b"))
+    assert found is not None
+    assert (found.state, found.paused) == ("failed", NOW)
+    assert not outer(9, held=False)
+    assert outer(10, held=True)
 
 
 def test_batch_that_is_paused_itself_stays_paused_when_the_outer_one_is_resumed(

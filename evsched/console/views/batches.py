@@ -54,7 +54,7 @@ def state_of(record: BatchRecord) -> tuple[str, str]:
     """Return the class that draws the state of a batch, and its word."""
     if record.finished is None and record.stop is not None:
         return "warn", "stopping"
-    if record.paused is not None:
+    if record.paused is not None and record.finished is None:
         return "warn", "paused"
     if record.state == "failed" and record.stop == "expired":
         return "bad", "expired"
