@@ -9,15 +9,17 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec import structs
 
 from bench import pages, targets
-from bench.environments import SCHEDULERS, note, programs, title
+from bench.environments import SCHEDULERS, note, programs
 from bench.figures import Failed, Measured, joined, markdown, measure, median, spread
 from bench.groups import COMPARED, Groups, expanded, groups
 from bench.processes import CHECKOUT
+from bench.quiet import QUIET, settled
 from bench.result import Result, begun, read
 from bench.scale import QUICK, Scale, described
 from bench.scaling import capacity
@@ -39,6 +41,14 @@ def _parser(every: Groups) -> argparse.ArgumentParser:
     )
     parser.add_argument("--row", default="", metavar="TEXT", help="measure only the rows whose title has this text")
     parser.add_argument("--quick", action="store_true", help="small counts and one round, to see that all works")
+    parser.add_argument(
+        "--quiet",
+        type=float,
+        default=0.0,
+        metavar="MINUTES",
+        help=f"before each round, wait until the load average is below {QUIET}, for at most so many minutes; the load "
+        "before each round stands below each table",
+    )
     parser.add_argument("--json", action="store_true", help="print all figures of all rounds as JSON")
     parser.add_argument("--json-file", type=Path, metavar="FILE", help="write them to this file, after each table")
     parser.add_argument(
@@ -53,29 +63,28 @@ def _parser(every: Groups) -> argparse.ArgumentParser:
     return parser
 
 
-def _schedulers(only: str) -> tuple[list[str], list[str]]:
-    """Return the schedulers whose packages can be installed; what to know of them, and why the others cannot."""
-    usable, notes = list[str](), list[str]()
+def _schedulers(only: str) -> tuple[list[str], dict[str, str]]:
+    """Return the schedulers that are installed or have just been, and for each of the others why it is not."""
+    usable, missing = list[str](), dict[str, str]()
     for name in only.split(",") if only else SCHEDULERS:
         try:
             programs(name)
             usable.append(name)
-            notes += note(name)
         except Failed as error:
-            notes.append(f"{title(name)}: {error}")
-    return usable, notes
+            missing[name] = str(error)
+    return usable, missing
 
 
 def _measure(arguments: argparse.Namespace, names: Sequence[str], scale: Scale) -> Result:
     """Measure tables, and print each unless JSON is wanted. Those that compare schedulers are summed up at the end."""
     compared = set(names) & set(groups([], scale)[COMPARED])
-    schedulers, notes = _schedulers(arguments.only) if compared else ([], [])
-    every = {name: table for tables in groups(schedulers, scale).values() for name, table in tables.items()}
+    schedulers, missing = _schedulers(arguments.only) if compared else ([], {})
+    every = {name: table for tables in groups(schedulers, scale, missing).values() for name, table in tables.items()}
     result = begun(f"python -m bench {shlex.join(sys.argv[1:])}", scale)
-    result.notes += notes
+    result.notes += [text for name in schedulers for text in note(name)]
     for name in names:
         rows = {title: row for title, row in every[name].rows.items() if arguments.row in title}
-        result.tables[name] = measure(structs.replace(every[name], rows=rows))
+        result.tables[name] = measure(structs.replace(every[name], rows=rows), partial(settled, arguments.quiet))
         if arguments.json_file:
             arguments.json_file.write_bytes(result.json())
         if not arguments.json:

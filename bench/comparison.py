@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -37,18 +37,18 @@ def throughput(name: str, scale: Scale) -> Figures:
 
 def drained(one: Contender, children: Sequence[Child], scale: Scale) -> Figures:
     """Measure jobs that processes run which have just been started, from the first job that runs to the last."""
-    pids, redis = [child.pid for child in children], one.where.pid
+    pids = [child.pid for child in children]
     begun = one.oracle.wait_for_one(1, scale.jobs, scale.limit)
-    used, server = cpu(*pids), cpu(redis)
+    used, server = cpu(*pids), cpu(one.server_pid)
     times = one.oracle.wait(1, scale.jobs, scale.limit)
-    used, server = cpu(*pids) - used, cpu(redis) - server
+    used, server = cpu(*pids) - used, cpu(one.server_pid) - server
     for child in children:
         child.check()
     left = len(times) - begun
     return {
         "jobs/s": rate(times),
         "CPU µs/job": used / left * 1e6 if left else None,
-        "Redis µs/job": server / left * 1e6 if left else None,
+        f"{one.server} µs/job": server / left * 1e6 if left else None,
     }
 
 
@@ -100,19 +100,22 @@ def sparse(name: str, scale: Scale) -> Figures:
 
 def idle(name: str, scale: Scale) -> Figures:
     """Measure what the processes and Redis do while there is no job."""
-    with contender(name, 0) as one, one.serving() as children:
-        one.close()
-        return watch(one.where, [child.pid for child in children], scale.idle)
+    with contender(name, 0) as one:
+        redis = one.where
+        with one.serving() as children:
+            one.close()
+            return watch(redis, [child.pid for child in children], scale.idle)
 
 
 def memory(name: str, scale: Scale) -> Figures:
     """Measure the bytes of Redis for each job that is scheduled for a far time."""
     with contender(name, 0) as one:
+        redis = one.where
         if one.ask("schedule", _FAR, _MILLION - 1, 1, _PADDING) is None:  # what is stored once
             raise Failed(_CANNOT)
-        before = one.where.memory()
+        before = redis.memory()
         one.ask("schedule", _FAR, _MILLION, scale.stored, _PADDING)
-        used = one.where.memory() - before
+        used = redis.memory() - before
     return {"bytes/job": used / scale.stored}
 
 
@@ -144,12 +147,17 @@ _NOTES: Final = {
 }
 
 
-def tables(names: Sequence[str], scale: Scale) -> dict[str, Table]:
-    """Return the tables that compare these schedulers."""
+def _missing(reason: str) -> Figures:
+    raise Failed(reason)
+
+
+def tables(names: Sequence[str], scale: Scale, missing: Mapping[str, str]) -> dict[str, Table]:
+    """Return the tables that compare these schedulers. A row of one that is `missing` says why."""
     made = dict[str, Table]()
     for key, (heading, figures) in _TITLES.items():
         rows = {title(name): partial(figures, name, scale) for name in names}
         if key == "throughput" and "evsched" in names:
             rows |= {"evsched, jobs dispatched before": partial(dispatched, scale), **floors.rows(scale)}
+        rows |= {title(name): partial(_missing, reason) for name, reason in missing.items()}
         made[key] = Table(heading, rows, scale.rounds, _NOTES.get(key, ""))
     return made

@@ -1,4 +1,7 @@
-"""A scheduler under test: its server, its oracle, its processes, and the process that enqueues."""
+"""A scheduler under test: its server, its oracle, its processes, and the process that enqueues.
+
+The server is Redis, or PostgreSQL for those that keep their jobs there.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from typing import IO, Any, Final
 
-from bench.environments import programs
+from bench.environments import header, producer, programs
 from bench.figures import Failed
 from bench.oracle import VARIABLE, Oracle, oracle
 from bench.processes import CHECKOUT, Child, running
 from bench.server import Server, server
+from tests.support.postgres import Postgres, find_postgres
 
 _FIRST: Final = 60.0
 """Seconds that the first job may take from the start of the processes."""
@@ -30,14 +34,20 @@ _PROBE: Final = 0
 class Contender:
     """One scheduler on a server of its own. Its jobs have numbers from 1 on."""
 
-    def __init__(self, name: str, where: Server, cells: Oracle, log: IO[str]) -> None:
-        self.where = where
+    def __init__(self, name: str, where: Server | Postgres, cells: Oracle, log: IO[str]) -> None:
+        self._where = where
+        self.server, self.server_pid = header(name).server, where.pid
         self.oracle = cells
         self._folder = programs(name)
-        self._environment = {"BENCH_REDIS": where.url, VARIABLE: str(cells.path), "PYTHONPATH": str(CHECKOUT)}
+        self._environment = {
+            f"BENCH_{self.server.upper()}": where.url,
+            VARIABLE: str(cells.path),
+            "PYTHONPATH": str(CHECKOUT),
+        }
         self._log = log
+        program, *words = producer(name)
         self._producer = subprocess.Popen(
-            [self._folder / "python", "-m", "bench.produce", name],
+            [self._folder / program, *words],
             cwd=CHECKOUT,
             env={**os.environ, **self._environment},
             stdin=subprocess.PIPE,
@@ -45,6 +55,17 @@ class Contender:
             stderr=self._log,
             text=True,
         )
+
+    @property
+    def where(self) -> Server:
+        """Return its Redis.
+
+        Raises:
+            Failed: its jobs are elsewhere.
+        """
+        if isinstance(self._where, Postgres):
+            raise Failed("its jobs are not in Redis")
+        return self._where
 
     def ask(self, verb: str, *arguments: Any) -> Any:
         """Send a request to the producer, and return its reply; see bench/produce.py."""
@@ -96,9 +117,18 @@ class Contender:
 
 
 @contextmanager
+def _postgres() -> Generator[Postgres]:
+    folder = find_postgres()
+    assert folder is not None, "programs() has looked"
+    with Postgres(folder, durable=True) as where:
+        yield where
+
+
+@contextmanager
 def contender(name: str, jobs: int) -> Generator[Contender]:
     """Start a server and the producer of a scheduler, with an oracle for so many jobs; end them all."""
-    with server() as where, oracle(jobs + 1) as cells, tempfile.TemporaryFile("w+") as log:
+    serve = _postgres() if header(name).server == "PostgreSQL" else server()
+    with serve as where, oracle(jobs + 1) as cells, tempfile.TemporaryFile("w+") as log:
         one = Contender(name, where, cells, log)
         try:
             yield one

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from bench.quiet import load
+
 Figures = Mapping[str, "float | list[float] | None"]
 """Figures by the titles of their columns. None: this row has no such figure. Samples in a list are not printed."""
 
@@ -36,17 +38,23 @@ class Measured(Struct, frozen=True, omit_defaults=True):
     samples: dict[str, dict[str, list[float]]] = {}
     """The lists, in the same way: what plots are drawn from."""
     notes: list[str] = []
+    loads: list[float] = []
+    """The machine's load average before each round. Runs before 28 November 2026 do not have it."""
 
     def columns(self) -> list[str]:
         return list(dict.fromkeys(column for row in self.values.values() for column in row))
 
 
-def measure(table: Table) -> Measured:
-    """Measure all rows of a table, round by round. A row that fails is noted, and is not tried again."""
+def measure(table: Table, settle: Callable[[], float] = load) -> Measured:
+    """Measure all rows of a table, round by round. A row that fails is noted, and is not tried again.
+
+    `settle` is called before each round, and returns the load average of the machine.
+    """
     values: dict[str, dict[str, list[float]]] = {name: {} for name in table.rows}
     samples: dict[str, dict[str, list[float]]] = {}
-    failed = dict[str, str]()
+    failed, loads = dict[str, str](), list[float]()
     for turn in range(table.rounds):
+        loads.append(settle())
         for name, row in table.rows.items():
             if name in failed:
                 continue
@@ -61,7 +69,7 @@ def measure(table: Table) -> Measured:
                     samples.setdefault(name, {}).setdefault(column, []).extend(value)
                 else:
                     values[name].setdefault(column, []).extend([] if value is None else [value])
-    return Measured(table.title, values, samples, [table.note] * bool(table.note) + list(failed.values()))
+    return Measured(table.title, values, samples, [table.note] * bool(table.note) + list(failed.values()), loads)
 
 
 def joined(tables: Mapping[str, Measured], columns: Sequence[str] = ()) -> Measured:
@@ -106,7 +114,9 @@ def markdown(measured: Measured, cell: Callable[[Sequence[float]], str]) -> str:
     for name, row in measured.values.items():
         lines.append([name, *(cell(row.get(column, ())) for column in columns)])
     title = [f"**{measured.title}**", ""] * bool(measured.title)
-    return "\n".join([*title, grid(lines), *(f"\n{note}" for note in measured.notes), ""])
+    busy = f"Load average before each round: {', '.join(f'{one:.2f}' for one in measured.loads)}."
+    notes = [*measured.notes, *[busy] * bool(measured.loads)]
+    return "\n".join([*title, grid(lines), *(f"\n{note}" for note in notes), ""])
 
 
 def grid(lines: Sequence[Sequence[str]]) -> str:

@@ -22,10 +22,10 @@ COMPARED = "compare"
 """The group of the tables that compare schedulers."""
 
 
-def groups(schedulers: Sequence[str], scale: Scale) -> Groups:
-    """Return all tables."""
+def groups(schedulers: Sequence[str], scale: Scale, missing: Mapping[str, str] | None = None) -> Groups:
+    """Return all tables. `missing`: why other schedulers that are to be compared cannot be."""
     return {
-        COMPARED: comparison.tables(schedulers, scale),
+        COMPARED: comparison.tables(schedulers, scale, missing or {}),
         "designs": {"alternatives": alternatives.table(scale)},
         "growth": growth.tables(scale),
         "scaling": scaling.tables(scale),

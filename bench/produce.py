@@ -4,7 +4,6 @@ Each line on stdin is a request in JSON; the reply is a line on stdout: null whe
 the request returned. Only the standard library is imported here, and the scheduler's file, which has some of:
 
     COMMANDS                        the commands of its processes, in the order in which they are started
-    NOTE                            what a reader of the figures should know
     enqueue(number)                 enqueue one job, as a program does that has one
     enqueue_many(jobs)              enqueue many jobs by the call that the scheduler has for this
     schedule(due, number)           schedule one job for a time in Unix seconds

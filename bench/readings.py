@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from statistics import median
 
-from bench.environments import SCHEDULERS, title
+from bench.environments import SCHEDULERS, language, title
 from bench.figures import Measured
 
 Tables = Mapping[str, Measured]
@@ -59,8 +59,12 @@ def growth(table: str, column: str) -> Reading:
     return read
 
 
-def best_peer(tables: Tables) -> float | None:
-    """Read the no-op jobs/s of the fastest other scheduler."""
-    peers = [title(name) for name in SCHEDULERS if not name.startswith("evsched")]
-    rates = [cell("throughput", peer, "jobs/s")(tables) for peer in peers]
-    return max((rate for rate in rates if rate is not None), default=None)
+def best_peer(spoken: str) -> Reading:
+    """Read the no-op jobs/s of the fastest other scheduler whose tasks are in this language."""
+    peers = [name for name in SCHEDULERS if not name.startswith("evsched") and language(name) == spoken]
+
+    def read(tables: Tables) -> float | None:
+        rates = [cell("throughput", title(peer), "jobs/s")(tables) for peer in peers]
+        return max((rate for rate in rates if rate is not None), default=None)
+
+    return read

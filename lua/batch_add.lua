@@ -63,6 +63,8 @@ elseif first then
 elseif batch.stop or (batch.state ~= 'open' and batch.state ~= 'running') then
   local why = batch.stop == 'cancelled' and 'was cancelled' or batch.stop and 'has expired' or 'has ended'
   return { seconds(now), '', why .. ': no more jobs can be added', '' }
+elseif batch.nodes > 0 then
+  return { seconds(now), '', 'is a graph, which has the jobs with which it was enqueued: open a batch for more', '' }
 elseif batch.total + count > MEMBERS_MOST then
   return { seconds(now), '', 'cannot have more than ' .. MEMBERS_MOST .. ' jobs: open another one', '' }
 end

@@ -45,8 +45,8 @@ if is_over and held == '1' and not parent then
   return fail('LATE', 'batch ' .. id .. ' has ended: there is nothing to pause')
 end
 
--- `own` = it is paused itself; `above` = the batch that it is in is. The end and the sentence are those of its own pause,
--- or else of the other. To resume it by hand ends both, and the end of its time only its own.
+-- `own`: it is paused itself; `above`: the batch that it is in is. The end and the sentence are those of its own pause,
+-- or else of the other. To resume it by hand ends both, the end of its time only its own.
 local names = { 'paused_until', 'paused_why', 'outer_stamp', 'paused_itself', 'paused_above' }
 local known = redis.call('HMGET', key, unpack(names))
 local own, above, late = known[4] == '1', known[5] == '1', is_over or (seen ~= '' and seen ~= batch.stamp)

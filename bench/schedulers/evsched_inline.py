@@ -1,3 +1,7 @@
+# /// script
+# [tool.bench]
+# note = "jobs that a plain Redis client schedules by one ZADD each, without a record."
+# ///
 """evsched with inline jobs: one plain ZADD for each, by redis-py."""
 
 from __future__ import annotations
@@ -9,7 +13,6 @@ import redis
 
 from bench.schedulers.evsched import COMMANDS as COMMANDS
 
-NOTE = "evsched inline: jobs that a plain Redis client schedules by one ZADD each, without a record."
 _KEY = "evsched:{default}:schedule"
 _client = redis.Redis.from_url(os.environ["BENCH_REDIS"], protocol=2)
 

@@ -1,5 +1,8 @@
 # /// script
 # dependencies = ["huey==3.5.4", "redis[hiredis]==8.1.0"]
+#
+# [tool.bench]
+# note = "loses the jobs that a killed worker held."
 # ///
 """Huey: plain functions in one thread, and a scheduler thread that looks each second."""
 
@@ -13,7 +16,6 @@ from huey import RedisHuey
 from bench.oracle import stamp
 
 COMMANDS = [["huey_consumer", "bench.schedulers.huey.huey", "--quiet"]]
-NOTE = "Huey: loses the jobs that a killed worker held."
 
 huey = RedisHuey(url=os.environ["BENCH_REDIS"])
 

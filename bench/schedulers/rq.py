@@ -1,5 +1,8 @@
 # /// script
 # dependencies = ["rq==3.0.0", "redis[hiredis]==8.1.0"]
+#
+# [tool.bench]
+# note = "SimpleWorker, which forks no process for each job; the default Worker is slower by far."
 # ///
 """RQ: plain functions in the worker's own process, and a scheduler process that looks each second."""
 
@@ -15,7 +18,6 @@ from bench.oracle import stamp
 
 URL = os.environ["BENCH_REDIS"]
 COMMANDS = [["rq", "worker", "--with-scheduler", "--worker-class", "rq.worker.SimpleWorker", "--quiet", "--url", URL]]
-NOTE = "RQ: SimpleWorker, which forks no process for each job; the default Worker is slower by far."
 
 _queue = Queue(connection=Redis.from_url(URL))
 

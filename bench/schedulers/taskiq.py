@@ -1,5 +1,8 @@
 # /// script
 # dependencies = ["taskiq==0.13.0", "taskiq-redis==1.2.4", "redis[hiredis]==8.1.0"]
+#
+# [tool.bench]
+# note = "its scheduler reads the schedules each second (by default each minute) and sends at whole seconds."
 # ///
 """taskiq: asynchronous tasks, ready jobs in a stream, and a scheduler process that reads the schedules again."""
 
@@ -22,7 +25,6 @@ COMMANDS = [
     ["taskiq", "worker", "bench.schedulers.taskiq:broker", "--workers", "1", *LIMITS, *QUIET],
     ["taskiq", "scheduler", "bench.schedulers.taskiq:scheduler", "--update-interval", "1", *QUIET],
 ]
-NOTE = "taskiq: its scheduler reads the schedules each second (by default each minute) and sends at whole seconds."
 
 broker = RedisStreamBroker(url=URL)
 _source = ListRedisScheduleSource(url=URL)

@@ -22,7 +22,7 @@ from evsched.client.operations import Operation
 from evsched.client.time_texts import parse_future, parse_length
 from evsched.config import RANGES
 from evsched.errors import ConfigError, EvschedError
-from evsched.jobs.groups import describe
+from evsched.jobs.groups import BATCH, describe
 from evsched.keys import check_queue
 from evsched.lease import DEFAULT
 from evsched.store import server
@@ -46,7 +46,9 @@ def rows_of(found: Limits) -> list[tuple[str, str, object, str]]:
     for field, value in found.fields().items():
         name, _, group = field.partition(":")
         rows.append((group, name, "none" if value is None else shown(name, value), _in_code(found, field)))
-    rows += [(batch, "paused", "evsched batches resume", "") for batch in map(describe, found.batches)]
+    for group in found.batches:
+        home, _, batch = group.removeprefix(BATCH).partition("/")
+        rows.append((describe(group), "paused", f"evsched batches resume {batch} --queue {home}", ""))
     if found.paused is not None:
         rows.append(("", "paused since", Moment(found.paused), ""))
         if found.paused_until is not None:
@@ -89,6 +91,11 @@ def limits(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
                     declared = limited.declared.get(field)
                     row = {"queue": name, "group": group or None, "limit": limit, "value": value}
                     row |= {"declared": declared and declared.value, "app": declared and declared.app}
+                    listed.append(row | ({} if part is None else {"alone": part}))
+                paused = [(group, None) for group in limited.batches]
+                paused += [] if limited.paused is None else [(None, limited.paused)]
+                for group, since in paused:
+                    row = {"queue": name, "group": group, "limit": "paused", "value": since}
                     listed.append(row | ({} if part is None else {"alone": part}))
         unknown = note_unknown(redis, queue or ())
     listing(json, listed, (Column("queue"), *COLUMNS), rows, "no limits")

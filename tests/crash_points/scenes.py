@@ -58,17 +58,17 @@ ONCE: Final = ("once-1", "once-2", "once-3", "once-4", "once-5", "once-6")
 """Jobs with one attempt, of which a worker marks several together."""
 
 INLINE: Final = (
-    '{"task":"work"}',
-    '{"task":"work","args":[0.2]}',
-    '{"task":"work_in_thread"}',
-    '{"task":"fail_at_first"}',
-    '{"task":"snooze_at_first"}',
-    '{"task":"give_up"}',
-    '{"task":"report"}',
+    '{"retention":600,"task":"work"}',
+    '{"retention":600,"task":"work","args":[0.2]}',
+    '{"retention":600,"task":"work_in_thread"}',
+    '{"retention":600,"task":"fail_at_first"}',
+    '{"retention":600,"task":"snooze_at_first"}',
+    '{"retention":600,"task":"give_up"}',
+    '{"retention":600,"task":"report"}',
 )
-"""Inline jobs without ids of their own, as a client without a library schedules them."""
-SUSPECT: Final = '{"task":"work","args":[0.05]}'
-FAR_INLINE: Final = tuple(f'{{"task":"work","kwargs":{{"seconds":{n}e-6}}}}' for n in range(12))
+"""Inline jobs without ids of their own, as a client without a library schedules them; their records are kept."""
+SUSPECT: Final = '{"retention":600,"task":"work","args":[0.05]}'
+FAR_INLINE: Final = tuple(f'{{"retention":600,"task":"work","kwargs":{{"seconds":{n}e-6}}}}' for n in range(12))
 """Further ones: of a job that a worker held when it died, and of jobs that are due much later."""
 
 

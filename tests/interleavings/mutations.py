@@ -229,7 +229,7 @@ MUTATIONS: Final = {
         *("graph that is cancelled", 0, 0, "although its batch was cancelled"),
     ),
     "a node that is not the one that was released": Mutation(
-        (("starter", "shard, first = where, at", "shard, first = where, at + 1"),), *("graph", 0, 0, "does not end")
+        (("starter", "/{batch}/{first}/{until}", "/{batch}/{first + 1}/{until}"),), *("graph", 0, 0, "does not end")
     ),
     "a node that gets no result": Mutation(
         (("starter", "args.append(value)", "args.append(None)"),), *("graph that begins", 0, 0, "has got None of node")

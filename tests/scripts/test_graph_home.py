@@ -351,6 +351,13 @@ def test_malformed_nodes_are_refused(home: Home, first: int, rows: list[PlanRow]
     assert home.state() == before
 
 
+def test_no_job_is_added_to_a_graph(home: Home) -> None:
+    home.plan((), (0,))
+    before = home.state()
+    assert home.send(home.store.batch_add("g", "r", 1, "q")).refusal.startswith("is a graph, which has the jobs")
+    assert home.state() == before
+
+
 def test_nodes_of_a_batch_that_is_not_there_or_has_jobs_are_refused(home: Home) -> None:
     with pytest.raises(JobMissing):
         home.write([])

@@ -63,7 +63,10 @@ def test_batch_is_paused_and_resumed(cli: Cli, server: EmbeddedRedis, queue: str
     assert cli.run("batches", *of).stdout.splitlines()[1].split("\t")[1] == "paused"
     shown = cli.run("batches", "show", batch, *of).stdout
     assert re.search(r"^paused\t.+\npaused_until\t.+\npaused_why\tthe disk is full$", shown, re.MULTILINE)
-    assert re.search(rf"^{queue}\tbatch {queue}/b\tpaused\t", cli.run("limits", *of).stdout, re.MULTILINE)
+    resume = f"evsched batches resume b --queue {queue}"
+    assert f"{queue}\tbatch {queue}/b\tpaused\t{resume}\t" in cli.run("limits", *of).stdout
+    listed = {"queue": queue, "group": f"batch:{queue}/b", "limit": "paused", "value": None}
+    assert cli.json("limits", *of) == [listed]
     held = (
         r"batch b of queue \S+ has been paused for [^,;]+, and is for [^,;]+ more \(the disk is full\): resume it with "
         rf"`evsched batches resume b --queue {queue}`"

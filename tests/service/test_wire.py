@@ -83,7 +83,7 @@ async def ended(running: System, job_id: str) -> None:
 @pytest.mark.extra
 @pytest.mark.one_server
 async def test_one_zadd_schedules_a_job_that_runs_when_it_is_due(send: Send, running: System, queue: str) -> None:
-    member = job(args=[])
+    member = job(args=[], retention=60)
     job_id = hashlib.sha1(member.encode()).hexdigest()
     due = time.time() + 0.6
     await send(["ZADD", f"evsched:{{{queue}}}:schedule", str(due), member])

@@ -35,13 +35,21 @@ _ROOM: Final = 2**30
 _TEMPLATE: Final = "ledger"
 """The database that the databases of the tests are copied from: a copy takes a third of the time of a migration."""
 
-_SETTINGS: Final = """
+_SHARED: Final = """
 listen_addresses = ''
 unix_socket_permissions = 0777
+"""
+
+_FAST: Final = """
 fsync = off
 max_connections = 200
 """
 """The tests kill processes, not the machine: what was written to a file stays without fsync."""
+
+_DURABLE: Final = """
+synchronous_commit = off
+"""
+"""Commits reach the disk within 0.6 s, as the file that Redis appends to does within a second."""
 
 
 def find_postgres() -> Path | None:
@@ -55,10 +63,12 @@ def find_postgres() -> Path | None:
 class Postgres:
     """A server with an empty database. It refuses to run as root: then it runs as the user `postgres`, or `nobody`."""
 
-    def __init__(self, programs: Path) -> None:
+    def __init__(self, programs: Path, *, durable: bool = False) -> None:
+        """`durable`: the data are on disk, and all settings have their defaults, except that a commit does not wait."""
         self._programs = programs
+        self._settings = _SHARED + (_DURABLE if durable else _FAST)
         self._folder = tempfile.TemporaryDirectory(
-            prefix="evsched-postgres-", dir=_memory(), ignore_cleanup_errors=True
+            prefix="evsched-postgres-", dir=None if durable else _memory(), ignore_cleanup_errors=True
         )
         folder = Path(self._folder.name)
         self._data, self._sockets = folder / "data", folder / "sockets"
@@ -82,7 +92,7 @@ class Postgres:
         done = subprocess.run([*made, "--locale=C"], user=self._user, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         with (self._data / "postgresql.conf").open("a") as file:
-            file.write(f"{_SETTINGS}unix_socket_directories = '{self._sockets}'\n")
+            file.write(f"{self._settings}unix_socket_directories = '{self._sockets}'\n")
         self.start()
         return self
 
@@ -91,6 +101,12 @@ class Postgres:
     ) -> None:
         self.stop()
         self._folder.cleanup()
+
+    @property
+    def pid(self) -> int:
+        """Return the number of the process that runs now; the other processes of the server descend from it."""
+        assert self._process is not None
+        return self._process.pid
 
     def start(self) -> None:
         """Start the server, and wait until it serves."""

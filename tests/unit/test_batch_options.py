@@ -18,8 +18,8 @@ def test_options_that_are_left_out_have_their_defaults() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"expires": -1}, r"expires is -1, give 0 s or more"),
-        ({"retention": -0.5}, r"retention is -0\.5, give 0 s or more"),
+        ({"expires": -1}, r"expires is -1: give 0 s or more"),
+        ({"retention": -0.5}, r"retention is -0\.5: give 0 s or more"),
         ({"retention": float("inf")}, "give a finite number of seconds"),
         ({"complete_on": "some"}, "complete_on is 'some'"),
         ({"on_done": "summary"}, "on_done: give a task of the app"),
