@@ -116,13 +116,19 @@ class Executor:
                 return Requeued()
             self.free_processes -= 1
         try:
-            if run.job.deaths or prepared.policy.attempts == 1:
+            if run.job.deaths:
                 return await self._call_with_precautions(run, prepared)
             if self.lock.closed:
                 await self.lock.share()
             else:
                 self.lock.holders += 1  # as `share` does, without the cost of a coroutine for each job
             try:
+                if prepared.policy.attempts == 1:
+                    if on_process:  # a slow step, so it comes before the mark
+                        await self.handlers.processes.ready(prepared.task.module, prepared.task.handler.__qualname__)
+                    run.marked = await self._marks.mark(run, "1")
+                    if not run.marked:
+                        return Requeued()  # the job is not in this worker's list any more: nothing will be put back
                 result = await self.handlers.call(run, prepared)
                 return judge(run.job, prepared, result, run.stop_reason, began=run.entered)
             finally:

@@ -245,6 +245,8 @@ class QueueConsumer:
         finally:
             self.demand.share.end(time.monotonic() - run.delivery.sent)
             self.held.end(run)
+            if not self.held.running:
+                self._progress.rest()
             self._work.set()
 
     # The events.
@@ -404,6 +406,12 @@ class ProgressWriter:
         if self._mark_timer is None:
             self._mark_timer = self._loop.call_later(_MARK_AFTER, self._mark)
 
+    def rest(self) -> None:
+        """Note that all runs have ended: none is to be marked, so the timer need not wake the worker."""
+        if self._mark_timer is not None:
+            self._mark_timer.cancel()
+            self._mark_timer = None
+
     def progressed(self) -> None:
         """Note that a run has reported progress. For any thread."""
         self._loop.call_soon_threadsafe(self._write)
@@ -414,8 +422,7 @@ class ProgressWriter:
 
     def close(self) -> None:
         """Write no more."""
-        if self._mark_timer is not None:
-            self._mark_timer.cancel()
+        self.rest()
         for task in (self._writing, *self._marking):
             if task is not None:
                 task.cancel()

@@ -171,6 +171,32 @@ async def test_only_long_runs_are_marked_as_begun(
     assert "begin" in sent
 
 
+@pytest.mark.extra
+async def test_no_timer_wakes_a_worker_whose_runs_have_ended(
+    config: Config, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, timers, after = asyncio.get_running_loop(), list[asyncio.TimerHandle](), 2 * PATIENCE
+    call_later = loop.call_later
+
+    def note(delay: float, *words: Any, **options: Any) -> asyncio.TimerHandle:
+        timer = call_later(delay, *words, **options)
+        if delay == after:
+            timers.append(timer)
+        return timer
+
+    monkeypatch.setattr(loop, "call_later", note)
+    monkeypatch.setattr(consumer, "_MARK_AFTER", after)
+
+    @app.task
+    async def noop() -> None: ...
+
+    async with system(config, app):
+        for job in [await noop.enqueue() for _ in range(3)]:
+            await job.result(PATIENCE)
+        assert timers
+        assert all(timer.cancelled() for timer in timers)
+
+
 async def test_run_is_not_marked_as_begun_before_its_thread_has_started(
     config: Config, app: App, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
