@@ -15,7 +15,7 @@
 -- REPLY  now; its stamp, '0' = it was never paused; '1' = it is paused, '' = it is not; since when it is paused, or was
 --        until now, '' = it was not
 -- FAILS  MISSING    there is no such batch, or it is not in the outer one
---        LATE       it has ended. With `outer`, this is no failure: a job of one that has failed may be revived
+--        LATE       it has ended. With `outer`, this is no failure: its jobs may be revived
 -- TWICE  the second call changes nothing
 -- USES   clock, expect, refuse, fail, seconds, read_batch, no_batch, batch_of, write_batch, stamp_batch,
 --        end_batch_pause, add_chore, note_act
