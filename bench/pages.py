@@ -9,7 +9,7 @@ A page marks each place with a comment, which says what stands there:
     <!-- figures: peers+own/targets -->                    a calculated table, here from two runs
     <!-- end -->                                           ends each of them
 
-    2,340<!-- own/attempts; attempts=1; starts/s -->       a cell: its median, or with `; least` or `; most` that round
+    27,569<!-- attempts/attempts; attempts=1; starts/s --> a cell: its median, or with `; least` or `; most` that round
     3.1<!-- scaling/fleets; 4 shards; p99, ms; against one of each -->   the ratio to the cell of another row
     343<!-- memory; evsched; bytes/job -->                 a cell of the table that has the name of the run
     12<!-- crashes; points -->                             a single figure, or `date`, `commit`, `machine`, `command`

@@ -51,10 +51,10 @@ it gets them then."""
 _LATER: Final = 5.0
 """Seconds after which a chore that was refused is tried again."""
 
-_SLICE: Final = 100
+_SLICE: Final = 64
 """Members that one call looks for, or cancels: about 2 ms of Redis's time."""
 
-_SLICES: Final = 10
+_SLICES: Final = 16
 """Slices that are cancelled in one step."""
 
 _CALLED: Final = 86400.0
