@@ -111,6 +111,10 @@ class BatchPauses(Queue):
 
         return self._call(("LRANGE", f"{self._root}batch_inner:{batch}", first, last), read)
 
+    def jobs_held(self, address: str) -> Call[int]:
+        """Count the due jobs of a batch that wait in this queue, since it is paused."""
+        return self._call(("ZCARD", f"{keys.root(self.queue)}backlog:batch:{address}"), int)
+
     def held_batches(self) -> Call[list[Hold]]:
         """Read which batches are paused in this queue, or were until lately."""
 

@@ -274,7 +274,10 @@ class Worker:
             if any(lease.held for lease in after.leases if lease.worker == self.id):
                 return False
             waits = 0 if stats.paused is not None else stats.places["backlog"]
-            if stats.due or stats.places["ready"] or waits:
+            if waits:
+                held = [hold.address for hold in await self._runtime.sender.send(store.held_batches()) if hold.held]
+                waits -= sum(await self._runtime.sender.send_all([store.jobs_held(batch) for batch in held]))
+            if stats.due or stats.places["ready"] or waits > 0:
                 return False
         return True
 

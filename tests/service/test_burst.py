@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from evsched import App
+from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
 
 TASKS = """
@@ -54,6 +56,20 @@ def test_burst_does_not_run_jobs_of_a_live_worker(cli: Cli, raw: Any, held: Call
     record = held(60)
     assert cli.run("worker", "tasks:app", "--burst").returncode == 0
     assert raw.hget(record, "outcome") is None
+
+
+def test_burst_does_not_wait_for_jobs_of_a_paused_batch(cli: Cli, queue: str, raw: Any, server: EmbeddedRedis) -> None:
+    app = App(server.url, queue=queue)
+
+    async def work() -> None: ...
+
+    task = app.task(work)
+    with app.sync() as client, client.batch("b") as batch:
+        batch.add(task)
+        batch.pause()
+    assert cli.run("worker", "tasks:app", "--burst").returncode == 0
+    assert raw.hget(f"evsched:{{{queue}}}:job:b.0", "outcome") is None
+    assert raw.zrange(f"evsched:{{{queue}}}:backlog:batch:{queue}/b", 0, -1) == [b"b.0"]
 
 
 @pytest.mark.extra
