@@ -18,7 +18,7 @@ from evsched.batches import pausing
 from evsched.batches.batch_options import ID_MOST, BatchOptions, read_options
 from evsched.batches.member import CODES, OUTCOMES, Member, with_codes
 from evsched.batches.node import GraphNode, read_nodes
-from evsched.batches.results import ResultGone, read_results
+from evsched.batches.results import ResultGone, read_results, result_of_node
 from evsched.client.client import Client
 from evsched.client.job_handle import Job
 from evsched.client.new_job import JobOptions
@@ -325,8 +325,6 @@ class Batch:
             JobMissing: there is no such node, or its record is not kept any more.
             TimeoutError: it did not end in time.
         """
-        from evsched.batches.node_results import result_of_node  # few programs need it
-
         at = (await self.node(node)).ordinal
 
         async def ended() -> bool | None:

@@ -74,17 +74,20 @@ def resume(home: Store, queues: ShardFinder, batch: str) -> Operation[BatchPause
 def cancel(
     home: Store, queues: ShardFinder, batch: str, how: Literal["cancelled", "expired"] = "cancelled"
 ) -> Operation[str]:
-    """Cancel a batch, and return its state. It is paused first: its jobs are cancelled some at a time.
+    """Cancel a batch, and return its state. Its jobs are cancelled some at a time, so it is paused as well.
 
     Raises:
         JobMissing: there is no such batch.
     """
+    state = yield from send(home.batch_close(batch, how=how))
+    if state != "running":
+        return state
     try:
         paused = yield from send(home.batch_pause(batch, held=True, after=_AFTER, why=_STOPS, is_act=False))
         yield from _apply_all(home, queues, batch, paused, _STOPS)
     except (JobLate, StoreDown, StoreRefused):
         pass  # it has ended; or a queue does not answer: a keeper does the rest
-    return (yield from send(home.batch_close(batch, how=how)))
+    return state
 
 
 def _apply_all(home: Store, queues: ShardFinder, batch: str, paused: BatchPause, why: str) -> Operation[None]:

@@ -1,4 +1,4 @@
-"""The results of members of batches: they are in the records of the jobs, and nowhere else."""
+"""The results of members of batches and of nodes of graphs: they are in the records of the jobs, and nowhere else."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any, Final
 import msgspec
 
 from evsched.batches.member import CODES
+from evsched.batches.node import GraphNode, failed_before, read_nodes
 from evsched.client.client import Client
 from evsched.client.operations import send_many
+from evsched.errors import JobDead, JobMissing
 from evsched.jobs.job import decode
 from evsched.store.store import Store
 
@@ -46,6 +48,35 @@ async def read_all_results(client: Client, home: Store, batch: str, queue: str) 
     gone = next((value for value in values if isinstance(value, ResultGone)), None)
     results = dict(zip(done, values, strict=True))
     return gone or [results.get(at) for at in range(record.ordinals)]
+
+
+async def result_of_node(client: Client, home: Store, batch: str, node: GraphNode) -> Any:
+    """Return the result of a node that has ended.
+
+    Raises:
+        JobDead: the node is not done; the message says why.
+        JobMissing: its record is not kept any more.
+    """
+    if node.outcome != "done":
+        raise JobDead(f"{node.id} {await _why(client, home, batch, node)}")
+    found: Any
+    if node.each:
+        found = await read_all_results(client, home, node.id, node.queue)
+        is_gone = found is None or isinstance(found, ResultGone)
+    else:
+        status = await client.status(node.queue, node.id)
+        found, is_gone = None if status is None else status.result, status is None
+    if is_gone:
+        raise JobMissing(f"{node.id} is done, but its record is not kept any more: give it a longer retention")
+    return found
+
+
+async def _why(client: Client, home: Store, batch: str, node: GraphNode) -> str:
+    if node.outcome == "stopped":
+        return f"was stopped: {failed_before(node, await client.run(read_nodes(home, batch, 0, node.ordinal)))}"
+    status = None if node.each else await client.status(node.queue, node.id)
+    reason = node.why or (None if status is None else status.reason)
+    return f"is {node.outcome}" + (f": {reason}" if reason else "")
 
 
 async def _elsewhere(client: Client, queue: str, job: str) -> Any | ResultGone:

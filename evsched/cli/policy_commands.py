@@ -47,8 +47,9 @@ def rows_of(found: Limits) -> list[tuple[str, str, object, str]]:
         name, _, group = field.partition(":")
         rows.append((group, name, "none" if value is None else shown(name, value), _in_code(found, field)))
     for group in found.batches:
-        home, _, batch = group.removeprefix(BATCH).partition("/")
-        rows.append((describe(group), "paused", f"evsched batches resume {batch} --queue {home}", ""))
+        home, _, batch = group.removeprefix(BATCH).partition("/")  # a long address is a hash, without a slash
+        remedy = f"evsched batches resume {batch} --queue {home}" if batch else "evsched batches resume"
+        rows.append((describe(group), "paused", remedy, ""))
     if found.paused is not None:
         rows.append(("", "paused since", Moment(found.paused), ""))
         if found.paused_until is not None:

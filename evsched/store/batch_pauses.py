@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from evsched import keys
+from evsched.jobs.groups import of_batch
 from evsched.jobs.record import number, whole
 from evsched.store.queue import Queue, as_bool, as_moment, as_struct
 from evsched.transport.call import Call, text
@@ -113,7 +114,7 @@ class BatchPauses(Queue):
 
     def jobs_held(self, address: str) -> Call[int]:
         """Count the due jobs of a batch that wait in this queue, since it is paused."""
-        return self._call(("ZCARD", f"{keys.root(self.queue)}backlog:batch:{address}"), int)
+        return self._call(("ZCARD", f"{keys.root(self.queue)}backlog:{of_batch(address)}"), int)
 
     def held_batches(self) -> Call[list[Hold]]:
         """Read which batches are paused in this queue, or were until lately."""

@@ -125,6 +125,7 @@ def test_batch_with_a_long_address_is_held_too(send: Send, store: Store, state: 
     put(send, store, "a", batch=address)
     hold(send, store, address=address)
     assert start(send, store) == {}
+    assert send(store.jobs_held(address)) == 1
     assert send(store.at(NOW).cancel("a")).place == "backlog"
     assert not {"backlog", "throttled"} & state().keys()
 
