@@ -95,22 +95,23 @@ end
 --
 -- No job can run under an id that is not valid, so nothing else is reported about it. A member of the schedule that is
 -- an inline job is not the job whose record has that id.
--- USES record, throttled_in, worker_of, moment_of, recurrence_of, waiting_places, is_held, group_of, held_by_any,
---      seconds, waits_in_vain, fields_of, is_id, is_inline, misnamed_place, row_of, moving_due
+-- USES throttled_in, worker_of, moment_of, recurrence_of, waiting_places, is_held, group_of, held_by_any, seconds,
+--      waits_in_vain, is_id, is_inline, misnamed_place, row_of, moving_due, record_key, light_of, job_fields
 local function violations_of(id, from, strays, now)
-  local key, found = record(id), {}
+  local key, found = record_key(id), {}
   local function report(code, where)
     found[#found + 1] = { code, where }
   end
-  local size = redis.pcall('HSTRLEN', key, 'payload')
+  local light_job = light_of(id)
+  local size = light_job and #light_job.payload or redis.pcall('HSTRLEN', key, 'payload')
   if type(size) == 'table' then
     return { { 'record-type', '' } }
   end
   local payload, parked = size > 0, throttled_in(id)
-  local run = fields_of(key, 'worker', 'finished', 'outcome', 'due', 'parked', 'recurrence', 'ledger')
+  local run = job_fields(id, 'worker', 'finished', 'outcome', 'due', 'parked', 'recurrence', 'ledger')
   local worker, finished, outcome, due = worker_of(run[1]), run[2], run[3], moment_of(run[4])
   local name, ended_well = recurrence_of(id, run[6]), outcome == 'done' or outcome == 'cancelled'
-  local ttl = redis.call('PTTL', key) -- -2: there is no record
+  local ttl = light_job and -1 or redis.call('PTTL', key) -- -2: there is no record
   local scheduled = not is_inline(id) and (redis.call('ZSCORE', schedule, id) or moving_due(id))
   local buried = redis.call('ZSCORE', dead, id)
   local waits, unnamed = waiting_places(id, from, parked)
@@ -157,9 +158,9 @@ local function violations_of(id, from, strays, now)
 end
 
 -- Does the worker run the job, according to its record?
--- USES fields_of, record
+-- USES job_fields
 local function runs_here(worker, id)
-  local run = fields_of(record(id), 'worker', 'finished')
+  local run = job_fields(id, 'worker', 'finished')
   return run[1] == worker and not run[2]
 end
 

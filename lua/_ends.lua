@@ -105,10 +105,10 @@ end
 -- A job has ended for good. If it is an occurrence, its recurrence keeps the outcome, and is paused if it has failed
 -- too often in a row. If it is the ledger's, the end is reported, and this returns true: the record is kept until
 -- `settle`. `retention`: for how long it is kept after that; '' = it is dead.
--- USES recurrence_of, moment_of, recurrence, tally, seconds, pause_if_failing, release_waiting, fields_of, record,
---      row_of, report_end
+-- USES recurrence_of, moment_of, recurrence, tally, seconds, pause_if_failing, release_waiting, row_of, report_end,
+--      job_fields
 local function note_end(id, outcome, now, reason, retention)
-  local run = fields_of(record(id), 'recurrence', 'due', 'started', 'ledger')
+  local run = job_fields(id, 'recurrence', 'due', 'started', 'ledger')
   local row = row_of(run[4])
   if row then
     report_end(id, row, outcome, reason, retention)
@@ -201,9 +201,9 @@ end
 
 -- Does the schedule have another job than the one that runs, under the same id? Its fields have `next_` before their
 -- names, see `drop_next`. While a retry of the present job waits, the schedule has that, and `again` the next due.
--- USES record, holds, worker_of, field_of
+-- USES holds, worker_of, field_of, record_key
 local function is_next(id)
-  return redis.pcall('HEXISTS', record(id), 'next_payload') == 1 and holds(worker_of(field_of(id, 'worker')), id)
+  return redis.pcall('HEXISTS', record_key(id), 'next_payload') == 1 and holds(worker_of(field_of(id, 'worker')), id)
 end
 
 -- Delete the description of the job that runs after the run of the same id: `supplant` has written it. Until that run
@@ -333,14 +333,14 @@ end
 
 -- Completion: the end of a run whose handler has returned.
 
--- The keys of records that `end_runs` deletes at its end, by one command.
-local unkept = {}
+-- The keys of records and the ids of light jobs that `end_runs` deletes at its end, by one command each.
+local unkept, ended_light = {}, {}
 
 -- Return the function `finish` for `end_runs`, for runs that are done; its last arguments are result, retention, reply
 -- and label, as in `complete`. `hook` and `task`: see `call_hook`; '' = no hook. `plain`: '1' = JSON has all ids as
 -- they are. A run that was to stop ends as cancelled, even if it succeeded.
--- USES note_plain, seconds, abort, acquit, note_end, add_end, push_reply, call_hook, record, begin_next, milliseconds,
---      row_of, unkept
+-- USES note_plain, seconds, abort, acquit, note_end, add_end, push_reply, call_hook, begin_next, milliseconds, row_of,
+--      unkept, record_key, light_of, ended_light, write_light
 local function completion(now, hook, task, plain)
   note_plain(plain)
   local moment = seconds(now)
@@ -362,9 +362,14 @@ local function completion(now, hook, task, plain)
     if hook ~= '' then
       call_hook(hook, task, id, 'done', result, nil, now)
     end
-    local key = record(id)
+    local key, job = record_key(id), light_of(id)
     if run[4] or scheduled then
-      begin_next(id, run[4])
+      return begin_next(id, run[4])
+    elseif job then
+      ended_light[#ended_light + 1] = id
+      if retention ~= '0' then
+        write_light(id, job, 'outcome', 'done', 'result', result, 'finished', moment)
+      end
     elseif retention == '0' and not row then
       unkept[#unkept + 1] = key
     else
@@ -372,10 +377,10 @@ local function completion(now, hook, task, plain)
       if run[7] then
         redis.call('HDEL', key, 'reason', ATTEMPT_FIELDS) -- of an earlier run
       end
-      if not row then
-        lifetimes[retention] = lifetimes[retention] or milliseconds(tonumber(retention))
-        redis.call('PEXPIRE', key, lifetimes[retention])
-      end
+    end
+    if retention ~= '0' and not row then
+      lifetimes[retention] = lifetimes[retention] or milliseconds(tonumber(retention))
+      redis.call('PEXPIRE', key, lifetimes[retention])
     end
   end
 end

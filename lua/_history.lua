@@ -151,21 +151,21 @@ local function label_of(payload)
 end
 
 -- Note the end of a job by its record, which the caller has not deleted yet.
--- USES policy, fields_of, record, add_end, label_of
+-- USES policy, add_end, label_of, job_fields
 local function note_history(id, outcome, now)
   local names = { 'worker', 'attempt', 'started', 'due', 'group', 'by', 'error', 'location', 'batch', 'payload' }
-  local run = fields_of(record(id), unpack(names)) -- a record of another type has no fields
+  local run = job_fields(id, unpack(names)) -- a record of another type has no fields
   local label = policy.history > 0 and label_of(run[10] or '')
   add_end(id, outcome, label, now, unpack(run, 1, 9))
 end
 
 -- Note that a job was cancelled before it ran, while its id has the record of a run, or of a job that has ended. It is
 -- the next job if the id was replaced; otherwise another client has scheduled the id again, with the same payload.
--- USES record, fields_of, add_end, label_of
+-- USES add_end, label_of, record_key, job_fields
 local function note_next(id, now)
-  local replaced = redis.pcall('HEXISTS', record(id), 'next_payload') == 1
+  local replaced = redis.pcall('HEXISTS', record_key(id), 'next_payload') == 1
   local prefix = replaced and 'next_' or ''
-  local job = fields_of(record(id), prefix .. 'payload', prefix .. 'group', 'next_by')
+  local job = job_fields(id, prefix .. 'payload', prefix .. 'group', 'next_by')
   add_end(id, 'cancelled', label_of(job[1] or ''), now, nil, nil, nil, nil, job[2], replaced and job[3])
 end
 

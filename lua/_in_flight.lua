@@ -20,13 +20,14 @@ local payloads_read = 0
 
 -- The payload of a job whose task or origin has limits, else nil. Only a payload in which such a task is named, or may
 -- be named with escaped characters, is decoded: that takes 1 us and more, the search a tenth of it.
--- USES policy, record, payloads_read, TASK_WITHIN
+-- USES policy, payloads_read, TASK_WITHIN, light_of, record_key
 local function limited_job(id)
-  local size = redis.pcall('HSTRLEN', record(id), 'payload')
+  local job, key = light_of(id), record_key(id)
+  local size = job and #job.payload or redis.pcall('HSTRLEN', key, 'payload')
   if type(size) ~= 'number' or size == 0 or size > TASK_WITHIN then
     return nil
   end
-  local payload = redis.call('HGET', record(id), 'payload')
+  local payload = job and job.payload or redis.call('HGET', key, 'payload')
   payloads_read = payloads_read + size
   local named = payload:find('\\', 1, true)
   for _, quoted in pairs(policy.named) do
@@ -277,9 +278,9 @@ end
 
 -- Whether a run, whose id is in this worker's list, belongs to the worker. If the record was replaced by a key of
 -- another type, it does not.
--- USES belongs, fields_of, record
+-- USES belongs, job_fields
 local function owns(worker, id, run)
-  local last = fields_of(record(id), 'worker', 'attempt', 'started')
+  local last = job_fields(id, 'worker', 'attempt', 'started')
   return belongs(worker, id, run, last[1], last[2], last[3])
 end
 
@@ -325,7 +326,8 @@ end
 -- able to refuse anything in `finish` after its first write: types are checked before, and the values that it writes
 -- are checked or made here. Runs that end together have mostly started together: then they are the first of the list,
 -- in this order, and one command takes them all out.
--- USES processing, expect, expect_gate, belongs, leave, admit, fields_of, record, unkept, write_history
+-- USES processing, expect, expect_gate, belongs, leave, admit, unkept, write_history, find_light, job_fields,
+--      ended_light, light
 local function end_runs(first, width, worker, now, finish)
   local list, ids, lost, refused = processing(worker), {}, {}, {}
   expect('LLEN', list)
@@ -336,10 +338,10 @@ local function end_runs(first, width, worker, now, finish)
   local scores = ids[1] and redis.call('ZMSCORE', schedule, unpack(ids)) -- one command for all rows
   local head = ids[2] and redis.call('LRANGE', list, 0, #ids - 1) or {}
   local runs, ours, taken = {}, {}, 0
+  find_light(ids)
   for i, id in ipairs(ids) do
-    local key = record(id)
-    local run = fields_of(
-      key,
+    local run = job_fields(
+      id,
       'worker',
       'attempt',
       'reply',
@@ -380,6 +382,9 @@ local function end_runs(first, width, worker, now, finish)
   end
   if #unkept > 0 then
     redis.call('DEL', unpack(unkept))
+  end
+  if #ended_light > 0 then
+    redis.call('HDEL', light.key, unpack(ended_light))
   end
   write_history(now)
   admit(0, now)

@@ -67,14 +67,15 @@ local function read_filter(text)
 end
 
 -- A field of a record that may be long; '' when it is absent or too long.
--- USES record, MATCH_MOST, bytes_matched
+-- USES MATCH_MOST, bytes_matched, light_of, record_key
 local function long_field(id, field)
-  local size = redis.pcall('HSTRLEN', record(id), field)
+  local job, key = light_of(id), record_key(id)
+  local size = job and #(job[field] or '') or redis.pcall('HSTRLEN', key, field)
   if type(size) ~= 'number' or size == 0 or size > MATCH_MOST then
     return ''
   end
   bytes_matched = bytes_matched + size
-  return redis.call('HGET', record(id), field)
+  return job and job[field] or redis.call('HGET', key, field)
 end
 
 -- A payload as a table, empty when it cannot be read.
@@ -246,17 +247,17 @@ end
 -- The properties of a job with a record that filters compare; nil if the record is not a hash. If another client has
 -- used the id of a job that has ended, the record has only the payload and the group of the new job. If the id was
 -- replaced while it runs, the schedule has the next job, and the other places have the one that runs.
--- USES fields_of, record, group_of, moment_of, age_from, is_next
+-- USES group_of, moment_of, age_from, is_next, job_fields
 local function recorded_job(id, place, score)
   if place == 'schedule' and is_next(id) then
-    local next = fields_of(record(id), 'next_group', 'next_created', 'next_by')
+    local next = job_fields(id, 'next_group', 'next_created', 'next_by')
     local since = age_from(place, score, next[2] or nil)
     local known =
       { field = 'next_payload', group = group_of(next[1] or nil) or '', created = moment_of(next[2] or nil) }
     known.by, known.error, known.location, known.reason, known.since = next[3] or '', '', '', '', since
     return known
   end
-  local fields = fields_of(record(id), 'group', 'created', 'by', 'due', 'finished', 'error', 'location', 'unknown')
+  local fields = job_fields(id, 'group', 'created', 'by', 'due', 'finished', 'error', 'location', 'unknown')
   if fields.err then
     return nil
   end

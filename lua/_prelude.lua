@@ -10,7 +10,7 @@ local schedule, backlog, ready = root .. 'schedule', root .. 'backlog', root .. 
 local dead, leases = root .. 'dead', root .. 'leases'
 local recurrences = root .. 'recurrences'
 
-local function record(id)
+local function record_key(id)
   return root .. 'job:' .. id
 end
 
@@ -148,9 +148,13 @@ local FIELD_MOST = 512
 local UNREAD = '}'
 
 -- One field of a job's record; nil when it is absent or empty, or the record is not a hash.
--- USES record, FIELD_MOST, UNREAD
+-- USES light_of, record_key, FIELD_MOST, UNREAD
 local function field_of(id, field)
-  local key = record(id)
+  local job = light_of(id)
+  if job then
+    return job[field]
+  end
+  local key = record_key(id)
   local size = redis.pcall('HSTRLEN', key, field)
   if type(size) ~= 'number' or size == 0 then
     return nil
@@ -158,7 +162,8 @@ local function field_of(id, field)
   return size > FIELD_MOST and UNREAD or redis.call('HGET', key, field)
 end
 
--- Several fields of a record, in the order of their names; false for an absent one. An error when it is not a hash.
+-- Several fields of a record or of another hash, in the order of their names; false for an absent one. An error when it
+-- is not a hash.
 --
 -- MEMORY USAGE tells whether the whole record is small; then one HMGET reads the fields. Otherwise each is measured
 -- before it is read. The figure is exact if every field is sampled. A record of more than 512 fields is never small,
@@ -180,10 +185,24 @@ local function fields_of(key, ...)
   return values
 end
 
--- The size of a payload that fields_of returned: 0 when there is none.
--- USES UNREAD
-local function payload_size(key, payload)
-  return payload == UNREAD and redis.call('HSTRLEN', key, 'payload') or #(payload or '')
+-- Several fields of a job's record, as `fields_of`.
+-- USES light_of, fields_of, record_key
+local function job_fields(id, ...)
+  local job = light_of(id)
+  if not job then
+    return fields_of(record_key(id), ...)
+  end
+  local values = { ... }
+  for i, name in ipairs(values) do
+    values[i] = job[name] or false
+  end
+  return values
+end
+
+-- The size of a payload that job_fields returned: 0 when there is none.
+-- USES UNREAD, record_key
+local function payload_size(id, payload)
+  return payload == UNREAD and redis.call('HSTRLEN', record_key(id), 'payload') or #(payload or '')
 end
 
 -- Is this text valid as a job's id?
@@ -284,9 +303,13 @@ end
 -- A record for readers, as field, value, ... Malformed values are left out. The short values come first, so if a record
 -- exceeds the bounds, the longest are left out, and not the reason, for example. A key that is not a hash reads as an
 -- empty record.
--- USES record, BYTES_READ, size_of, FIELDS_READ, valid_field
+-- USES light_of, record_key, BYTES_READ, size_of, FIELDS_READ, valid_field
 local function readable_record(id)
-  local key, fields, left = record(id), {}, BYTES_READ
+  local key, fields, left = record_key(id), {}, BYTES_READ
+  for field, value in pairs(light_of(id) or {}) do
+    fields[#fields + 1] = field
+    fields[#fields + 1] = value
+  end
   if size_of('HLEN', key) > FIELDS_READ then
     return { 'reason', 'its record has more than ' .. FIELDS_READ .. ' fields: DEL it and schedule the job again' }
   end
@@ -313,7 +336,7 @@ end
 
 -- Places: where a job is, and how a due job is taken out of the place where it waits.
 
--- Whether a queue, by the prefix of its keys, has any place, worker, recurrence, limit, chore or batch. A queue that
+-- Whether a queue, by the prefix of its keys, has any place, light job, worker, recurrence, limit, chore or batch. A queue that
 -- Redis refuses to read has.
 local function has_any(prefix)
   return redis.pcall(
@@ -322,6 +345,7 @@ local function has_any(prefix)
     prefix .. 'backlog',
     prefix .. 'throttled',
     prefix .. 'ready',
+    prefix .. 'light',
     prefix .. 'dead',
     prefix .. 'leases',
     prefix .. 'dead_workers',
@@ -512,12 +536,13 @@ end
 
 -- Turn to another queue: from now on, the names of keys are those of it. A script that turns has no other names of keys
 -- than these, and writes nothing.
--- USES moving, dead_workers, redactions
+-- USES moving, dead_workers, redactions, light
 local function turn_to(queue)
   root = 'evsched:{' .. queue .. '}:'
   schedule, backlog, ready = root .. 'schedule', root .. 'backlog', root .. 'ready'
   dead, leases, recurrences = root .. 'dead', root .. 'leases', root .. 'recurrences'
   moving, dead_workers, redactions = root .. 'moving', root .. 'dead_workers', root .. 'redactions'
+  light = { key = root .. 'light', jobs = {} }
 end
 
 -- Jobs that wait for a named window.

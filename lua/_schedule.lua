@@ -37,11 +37,11 @@ end
 
 -- Keep a member that is not valid as an id, with its record if it has one and is not very long: the name of its record
 -- would be copied several times. Returns the id under which it is kept.
--- USES misnamed_id, record, MEMBER_MOST, note_member
+-- USES misnamed_id, record, MEMBER_MOST, note_member, record_key
 local function keep_misnamed(member)
   local id = misnamed_id(member)
-  if #member <= MEMBER_MOST and redis.call('TYPE', record(member)).ok == 'hash' then
-    redis.call('RENAME', record(member), record(id))
+  if #member <= MEMBER_MOST and redis.call('TYPE', record_key(member)).ok == 'hash' then
+    redis.call('RENAME', record_key(member), record(id))
   end
   note_member(id, member)
   return id
@@ -85,6 +85,93 @@ local function decode(member, cap)
   return job
 end
 
+-- Light jobs: inline jobs without an id, a priority or a group of their own have no record until something is to be
+-- written about them, since to write and to read records costs more than all else that is done for a job. Most never
+-- get one: they run once, end well, and nobody can ask for them by an id.
+--
+-- light  hash  id -> due, started and worker, '-' = none, each followed by spaces; then the member. From dispatch to the
+--              end of the first run, or until the record is written, whichever comes first
+--
+-- Code that reads fields by `field_of` or `job_fields` finds them wherever they are, and `record` writes the record.
+
+-- The light jobs that this call has read: id -> the text of the hash, or the fields that the record would have, once
+-- they were asked for; false = it is no light job. `exist`: whether there are any, once that was asked.
+local light = { key = root .. 'light', jobs = {} }
+
+-- Bytes of the longest member of a light job: each call reads those of all its jobs.
+local LIGHT_MOST = 2048
+-- Redis keeps a hash as a list, in which it searches for each field, while no value is longer than this.
+local LISTED_MOST = 64
+
+-- The text of a light job, as the hash has it.
+-- USES LISTED_MOST
+local function light_text(member, due, started, worker)
+  local head = due .. ' ' .. (started or '-') .. ' ' .. (worker or '-') .. ' '
+  return head .. (' '):rep(LISTED_MOST - #head - #member + 1) .. member
+end
+
+-- Read the light jobs among some ids, by one command for all. pcall: a key of another type has none.
+-- USES light
+local function find_light(ids)
+  local texts = ids[1] and redis.pcall('HMGET', light.key, unpack(ids))
+  for i, id in ipairs(ids) do
+    light.jobs[id] = texts[i] or false
+  end
+end
+
+-- The fields of a light job by their names; false when it is none.
+-- USES light
+local function light_of(id)
+  local job = light.jobs[id]
+  if job == nil then
+    if light.exist == nil then
+      light.exist = redis.call('EXISTS', light.key) == 1
+    end
+    job = light.exist and redis.pcall('HGET', light.key, id)
+  end
+  if type(job) == 'string' then
+    local due, started, worker, at = job:match('^(%S+) (%S+) (%S+) +(){')
+    local begun = due and started ~= '-'
+    job = due
+      and {
+        payload = job:sub(at),
+        due = due,
+        attempt = begun and '1' or nil,
+        worker = begun and worker or nil,
+        started = begun and started or nil,
+      }
+  end
+  light.jobs[id] = job and not job.err and job
+  return light.jobs[id]
+end
+
+-- Write the record of a light job, with more fields. If another client has just written a payload there, to use the id
+-- for a job of its own, that stays. pcall: if the key is of another type, what follows finds that.
+-- USES record_key
+local function write_light(id, job, ...)
+  local fields = { 'due', job.due }
+  if job.started then
+    fields = { 'due', job.due, 'attempt', '1', 'worker', job.worker, 'started', job.started }
+  end
+  redis.pcall('HSETNX', record_key(id), 'payload', job.payload)
+  for _, word in ipairs({ ... }) do
+    fields[#fields + 1] = word
+  end
+  redis.pcall('HSET', record_key(id), unpack(fields))
+end
+
+-- The key of a job's record, for what writes to it: a light job becomes one with a record.
+-- USES light_of, write_light, light, record_key
+local function record(id)
+  local job = light_of(id)
+  if job then
+    write_light(id, job)
+    redis.call('HDEL', light.key, id)
+    light.jobs[id] = false
+  end
+  return record_key(id)
+end
+
 -- Recurrences, as the verbs of jobs need them.
 --
 -- recurrences        zset  name -> the planned time that is put on the schedule next, Unix seconds, <= 0: from now on
@@ -103,9 +190,9 @@ local function no_recurrence(name)
 end
 
 -- Is an occurrence on its way, or does it run?
--- USES place_of, fields_of, record
+-- USES place_of, job_fields
 local function unended(id)
-  local run = fields_of(record(id), 'worker', 'finished', 'payload')
+  local run = job_fields(id, 'worker', 'finished', 'payload')
   return not run.err and run[3] and not run[2] and place_of(id, run[1], run[2])
 end
 
@@ -170,12 +257,12 @@ end
 -- one before has not ended. 'wait': it waits until that one has ended. 'back': it is a requested run and waits as
 -- such. An occurrence that has run before (it is retried, snoozed, or was revived) always gets 'go': it was judged the
 -- first time.
--- USES recurrence, moment_of, attempt_of, occurrence_of, unended, field_of, fields_of, record, requests_of
+-- USES recurrence, moment_of, attempt_of, occurrence_of, unended, field_of, requests_of, job_fields
 local function judge_occurrence(name, id, due, now)
   local key = recurrence(name)
   local found =
     redis.pcall('HMGET', key, 'overlap', 'current', 'waiting', 'misfire', 'ahead', 'requested', 'current_due')
-  local run = fields_of(record(id), 'planned', 'misfire_grace', 'attempt', 'snoozes')
+  local run = job_fields(id, 'planned', 'misfire_grace', 'attempt', 'snoozes')
   local planned, misfire_grace = tonumber(moment_of(run[1])), tonumber(moment_of(run[2]))
   local has_run = attempt_of(run[3]) + attempt_of(run[4]) > 0
   if found.err or redis.call('EXISTS', key) == 0 or has_run or not planned then

@@ -21,13 +21,14 @@ local function run_is_here(worker, id, run)
 end
 
 -- The text of one of these fields; '' when there is none, or it is too long.
--- USES record, KEPT_READ
+-- USES KEPT_READ, record_key
 local function kept_text(id, field)
-  local size = redis.pcall('HSTRLEN', record(id), field)
+  local key = record_key(id)
+  local size = redis.pcall('HSTRLEN', key, field)
   if type(size) ~= 'number' or size == 0 or size > KEPT_READ then
     return ''
   end
-  return redis.call('HGET', record(id), field)
+  return redis.call('HGET', key, field)
 end
 
 -- The line of a name in such a text: its first and its last byte, and what follows the name; nil if there is none.

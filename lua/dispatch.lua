@@ -13,16 +13,17 @@
 --        opens the gate, '' = none does
 -- FAILS  none
 -- TWICE  the second call finds nothing due
--- RARE   bury, judge_occurrence, tally, remove_waiting, keep_misnamed, reuse, keep_inline, with_failure, throttled_in,
+-- RARE   record, bury, judge_occurrence, tally, remove_waiting, keep_misnamed, reuse, keep_inline, with_failure, throttled_in,
 --        field_of, holds, worker_of, recurrence_of, begin_count, judge_groups, reopen, spend, tokens, end_queue_pause,
 --        note_turns, joined_rows, milliseconds
 -- USES   clock, expect, expect_gate, seconds, MEMBER_MOST, field_of, remove_waiting, bury, record, TOO_LONG,
 --        priority_of, group_of, moment_of, judge_occurrence, tally, next_score, keep_misnamed, NOT_A_HASH, holds,
---        worker_of, reuse, throttled_in, recurrence_of, save_turns, open, fields_of, payload_size, is_inline, is_id,
---        ID_RULE, decode, digest, keep_inline, with_failure, write_history
+--        worker_of, reuse, throttled_in, recurrence_of, save_turns, open, payload_size, is_inline, is_id, ID_RULE,
+--        decode, digest, keep_inline, with_failure, write_history, LIGHT_MOST, find_light, light_of, record_key,
+--        job_fields, light_text, light
 --
--- O(n log n) in the n <= limit jobs moved, about 4 us each. An inline job becomes a record here. A job that cannot run
--- goes to dead with a reason, and does not stop the others.
+-- O(n log n) in the n <= limit jobs moved, about 4 us each. An inline job becomes a light job or a record here. A job
+-- that cannot run goes to dead with a reason, and does not stop the others.
 
 local now, limit, cap, canary = unpack(ARGV, 1, 4)
 now, limit, cap = clock(now), tonumber(limit), tonumber(cap)
@@ -105,8 +106,8 @@ if #due > 0 then
 end
 
 -- The inline jobs among the due members: member -> the id, priority and group of the job, or why it cannot run. They
--- are new if their ids have no records, which one command tells for all of them.
-local inline, jobs, known, keys = {}, {}, {}, {}
+-- are new if their ids have no records and are no light jobs, which two commands tell for all of them.
+local inline, jobs, known, keys, ids = {}, {}, {}, {}, {}
 for i = 1, #due, 2 do
   local member = due[i]
   if is_inline(member) then
@@ -115,18 +116,25 @@ for i = 1, #due, 2 do
     if job then
       one.id, one.priority, one.group = job.id or digest(member), job.priority, job.group
       one.priority = one.priority ~= nil and tostring(one.priority) or nil
+      one.is_light = not (job.id or one.priority or one.group) and #member <= LIGHT_MOST
       jobs[#jobs + 1] = one
+      ids[#ids + 1] = one.id
     end
     inline[member] = one
   else
     known[member] = true
+    ids[#ids + 1] = #member <= 200 and member or nil
   end
 end
+find_light(ids)
 for _, one in ipairs(jobs) do
-  one.is_new = not known[one.id] and priority_of(one.priority or '5') and group_of(one.group or '')
+  one.is_new = not known[one.id]
+    and not light_of(one.id)
+    and priority_of(one.priority or '5')
+    and group_of(one.group or '')
   if one.is_new then
     known[one.id] = true
-    keys[#keys + 1] = record(one.id)
+    keys[#keys + 1] = record_key(one.id)
   end
 end
 if #keys > 0 and redis.call('EXISTS', unpack(keys)) > 0 then
@@ -136,6 +144,8 @@ if #keys > 0 and redis.call('EXISTS', unpack(keys)) > 0 then
 end
 
 local moved, buried, missed, places, leaving = {}, {}, {}, {}, {}
+-- The new light jobs: id, text, ...; and the members of the schedule that they were.
+local new_light, light_members = {}, {}
 
 -- Make a record of an inline job: whether Redis could. `score`: its due, nil = that is
 -- written later.
@@ -235,13 +245,13 @@ end
 -- Move one due job on, by its record. Returns whether it leaves the schedule.
 local function move_on(id, score)
   local key = record(id)
-  local job = fields_of(key, 'payload', 'worker', 'finished', 'priority', 'group', 'awaited', 'parked', 'recurrence')
+  local job = job_fields(id, 'payload', 'worker', 'finished', 'priority', 'group', 'awaited', 'parked', 'recurrence')
   if job.err then
     quarantine(keep_misnamed(id), 'the key of its record is ' .. NOT_A_HASH)
     return true
   end
   local payload, worker, finished, priority, group, awaited, parked, name = unpack(job)
-  local size = payload_size(key, payload)
+  local size = payload_size(id, payload)
   priority, group = priority or '5', group or ''
   if worker then
     if holds(worker_of(worker), id) then
@@ -280,7 +290,13 @@ for i = 1, #due, 2 do
   local job = inline[member]
   if job and job.is_new and not is_ready[job.id] then
     score = due_of(score)
-    adopt(member, job, score)
+    if job.is_light then
+      new_light[#new_light + 1], new_light[#new_light + 2] = job.id, light_text(member, score)
+      light.jobs[job.id] = new_light[#new_light]
+      light_members[#light_members + 1] = member
+    else
+      adopt(member, job, score)
+    end
     line_up(job.id, score, job.priority or '5', job.group or '')
     leaving[#leaving + 1] = member
   else
@@ -294,6 +310,12 @@ for i = 1, #due, 2 do
   end
 end
 
+if #new_light > 0 and type(redis.pcall('HSET', light.key, unpack(new_light))) ~= 'number' then
+  for i, member in ipairs(light_members) do -- that key is of another type
+    light.jobs[inline[member].id] = false
+    adopt(member, inline[member], new_light[2 * i]:match('%S+'))
+  end
+end
 if #places > 0 then
   redis.call('ZADD', backlog, 'NX', unpack(places))
   if redis.call('ZCARD', dead) > 0 then

@@ -31,7 +31,7 @@
 --        is gone (its retention is over, or it was cancelled or dropped) or is a later job's. Without `since`, it fails
 --        with EXISTS, or keeps the jobs of the first. With a `key` it writes nothing and returns the reply of the first
 -- USES   clock, rows, fail, record, acquit, seconds, write_record, field_of, place_of, known_due, expect, unique,
---        still_taken, take, whole_seconds, first_reply, keep_dues, is_written, refuse, member_reports
+--        still_taken, take, whole_seconds, first_reply, keep_dues, is_written, refuse, member_reports, find_light
 --
 -- All rows are checked before the first is written. Redis refuses this script when its memory is full. One command for
 -- all rows where there can be: one ZADD, so one keyspace event, and one EXISTS and one DEL, which take half of the time
@@ -55,12 +55,16 @@ if within ~= '' or keeps then
 end
 
 -- id -> its due if its row is to be written, else false
-local new, records = {}, {}
+local new, records, ids = {}, {}, {}
 for id in rows(9, 6) do
   if new[id] ~= nil and conflict == '' then
     return fail('EXISTS', id .. ' stands twice in this call')
   end
   new[id] = false
+  ids[#ids + 1] = id
+end
+find_light(ids)
+for _, id in ipairs(ids) do
   records[#records + 1] = record(id)
   if within ~= '' then
     records[#records + 1] = unique(id)

@@ -17,7 +17,7 @@
 -- FAILS  none
 -- TWICE  it only reads
 -- USES   rows, refuse, read_filter, is_inline, matching_job, long_field, decoded, text_or, bytes_matched, size_of,
---        tags_of, record, fields_of, place_of, moment_of, read_parts, turn_to
+--        tags_of, place_of, moment_of, read_parts, turn_to, record_key, job_fields
 --
 -- Jobs that are in the place from the first call to the last are found, whatever else enters or leaves it meanwhile.
 -- About 14 us a job whose payload is decoded, and 5 us a queue. Payloads may be long, so a call stops when it has read
@@ -67,16 +67,16 @@ local function walk(key, cursor, left_of, anchor)
 end
 
 local function records(cursor)
-  local found, members = redis.call('SCAN', cursor, 'MATCH', record('*'), 'COUNT', KEYS_AT_ONCE), {}
+  local found, members = redis.call('SCAN', cursor, 'MATCH', record_key('*'), 'COUNT', KEYS_AT_ONCE), {}
   for i, name in ipairs(found[2]) do
-    members[2 * i - 1], members[2 * i] = name:sub(#record('') + 1), ''
+    members[2 * i - 1], members[2 * i] = name:sub(#record_key('') + 1), ''
   end
   return found[1], members
 end
 
 -- When a job finished; nil if it has not, or waits, runs or is dead again.
 local function finished_at(id)
-  local fields = fields_of(record(id), 'finished', 'worker')
+  local fields = job_fields(id, 'finished', 'worker')
   local finished = not fields.err and moment_of(fields[1])
   return finished and place_of(id, fields[2], finished) == 'finished' and finished or nil
 end

@@ -16,8 +16,8 @@
 --        declarations were lost, or are to be made again; '1' when it waits for a message, else '0'
 -- FAILS  none
 -- TWICE  the second call renews once more
--- USES   clock, processing, field_of, seconds, register_program, register_member, is_declared, end_search,
---        idle, busy_leases, dead_workers
+-- USES   clock, processing, field_of, seconds, register_program, register_member, is_declared, end_search, idle,
+--        busy_leases, dead_workers, find_light
 
 local now, worker, lease, busy, fresh, owner, content, program = unpack(ARGV, 1, 8)
 now = clock(now)
@@ -25,6 +25,7 @@ local ends = now + tonumber(lease)
 
 -- The message that asked the worker to stop a job may have been lost. At most 1 us a job, every few seconds.
 local stops, held = {}, redis.call('LRANGE', processing(worker), 0, -1)
+find_light(held)
 for _, id in ipairs(held) do
   if field_of(id, 'stop') then
     stops[#stops + 1] = id

@@ -32,7 +32,11 @@ local function total(count, key, names)
   return jobs
 end
 
-local function due_of(key)
+local function due_of(prefix, id)
+  local key, text = prefix .. 'job:' .. id, redis.pcall('HGET', prefix .. 'light', id)
+  if type(text) == 'string' then
+    return moment_of(text:match('^%S+')) or '' -- of a light job
+  end
   local due = size_of('HSTRLEN', key, 'due') < 32 and redis.pcall('HGET', key, 'due')
   return type(due) == 'string' and moment_of(due) or ''
 end
@@ -60,7 +64,7 @@ local function stats_of(prefix)
     #workers,
     first or '',
     is_closed and (moment_of(since) or seconds(now)) or '',
-    front and due_of(prefix .. 'job:' .. front) or '',
+    front and due_of(prefix, front) or '',
     size_of('ZCOUNT', prefix .. 'parents', seconds(now), '+inf'),
     ends or '',
     why or '',

@@ -18,8 +18,8 @@
 -- TWICE  the second call finds nothing left to put back
 -- USES   clock, processing, expect, expect_gate, record, convict, clear_suspicion, suspicion_of, mark_suspect,
 --        count_attempts, rows, holds, worker_of, abort, leave, is_paused, counting, enter, return_to_backlog, admit,
---        fields_of, owns, attempt_of, keep_failure, call_idle, decline, busy_leases, dead_workers, seconds, note_run,
---        write_history, uncount_run, batch_holds
+--        owns, attempt_of, keep_failure, call_idle, decline, busy_leases, dead_workers, seconds, note_run,
+--        write_history, uncount_run, batch_holds, job_fields, find_light
 --
 -- While the queue is paused the jobs go to the front of the backlog. When there are no rows and the list is empty, the
 -- lease is deleted too.
@@ -88,7 +88,7 @@ local function is_current(id, run)
   if run ~= '' then
     return owns(worker, id, run)
   end
-  local last = fields_of(record(id), 'worker', 'attempt', 'finished')
+  local last = job_fields(id, 'worker', 'attempt', 'finished')
   return last[1] ~= worker or last[3] or attempt_of(last[2]) == 0
 end
 
@@ -106,10 +106,11 @@ end
 
 -- From the last to the first, each to the front: their order stays.
 local back, cancelled, nowhere, listed = {}, {}, {}, 0
+find_light(ids)
 for i = #ids, 1, -1 do
   local id = ids[i]
   -- If the record has the wrong type, there are no fields here, and `start` decides on the job.
-  local run = fields_of(record(id), 'worker', 'finished', 'stop', 'begun', 'attempt', 'started')
+  local run = job_fields(id, 'worker', 'finished', 'stop', 'begun', 'attempt', 'started')
   local holder = not run[2] and run[1]
   -- Another worker runs the job, or has run it, because its id was scheduled again. That run began after both due
   -- times, so it serves both, and nothing is put back.

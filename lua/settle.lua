@@ -10,7 +10,7 @@
 -- REPLY  how many reports were deleted
 -- FAILS  none
 -- TWICE  the second call lets the retention begin again, and deletes nothing
--- USES   rows, ledger_ends, record, milliseconds, fields_of, refuse
+-- USES   rows, ledger_ends, record, milliseconds, refuse, job_fields
 --
 -- A record that is the next job's by now, or the next run's, is left alone.
 
@@ -35,7 +35,7 @@ end
 -- First, since XACK refuses a key of the wrong type.
 redis.call('XACK', ledger_ends, group, unpack(reports))
 for _, id, row, retention in rows(2, 4) do
-  local run = fields_of(record(id), 'ledger', 'finished')
+  local run = job_fields(id, 'ledger', 'finished')
   local length = tonumber(retention)
   if length and run[1] == row and run[2] and not redis.call('ZSCORE', dead, id) then
     if length > 0 then

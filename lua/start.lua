@@ -22,10 +22,10 @@
 -- RARE   batch_holds, return_to_backlog, bury, abort, remove_waiting, keep_misnamed, uncount_run, with_failure, leave,
 --        enter, field_of, holds, worker_of, size_of, begin_count, judge_groups, reopen, spend, tokens, end_queue_pause,
 --        note_turns, joined_rows, milliseconds
--- USES   clock, processing, expect, expect_gate, rows, admit, seconds, record, moment_of, holds, worker_of, NOT_A_HASH,
+-- USES   clock, processing, expect, expect_gate, rows, admit, seconds, moment_of, holds, worker_of, NOT_A_HASH,
 --        keep_misnamed, TOO_LONG, leave, bury, abort, remove_waiting, counting, enter, attempt_of, name_of_run,
---        suspicion_of, field_of, fields_of, payload_size, size_of, with_failure, idle, busy_leases, write_history,
---        uncount_run, batch_holds, policy, return_to_backlog
+--        suspicion_of, field_of, payload_size, size_of, with_failure, idle, busy_leases, write_history, uncount_run,
+--        batch_holds, policy, return_to_backlog, find_light, job_fields, record_key, light_of, light_text, light
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
 -- rows, in the worker's list. An id can be in the lists of two workers, if it was scheduled again and dispatched
@@ -111,11 +111,13 @@ end
 
 local started, buried, suspected, freed, bytes = {}, {}, {}, false, 0
 local moment = seconds(now)
+-- The light jobs that start here: id, text, ...
+local begun_light = {}
+find_light(ids)
 for i, id in ipairs(ids) do
-  local key = record(id)
-  local run = fields_of(key, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned')
+  local run = job_fields(id, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned')
   local payload, attempt, due, holder, finished, stop, planned = unpack(run, 1, 7)
-  local size = not run.err and payload_size(key, payload)
+  local size = not run.err and payload_size(id, payload)
   if not size or size == 0 or size > cap then
     payload = nil -- it may have been replaced since dispatch checked it
   else
@@ -124,7 +126,7 @@ for i, id in ipairs(ids) do
       break
     end
     bytes = bytes + size
-    payload = size > #payload and redis.call('HGET', key, 'payload') or payload
+    payload = size > #payload and redis.call('HGET', record_key(id), 'payload') or payload
     due = moment_of(due)
   end
   local elsewhere = holder and holder ~= worker and holds(worker_of(holder), id)
@@ -176,7 +178,12 @@ for i, id in ipairs(ids) do
     local attempts, since = attempt_of(attempt), moment
     if holder ~= worker or attempts == 0 then -- 0: a client wrote this worker's name
       attempts = attempts + 1
-      redis.call('HSET', key, 'attempt', attempts, 'worker', worker, 'started', moment)
+      if light_of(id) then
+        local last = #begun_light
+        begun_light[last + 1], begun_light[last + 2] = id, light_text(payload, run[3], moment, worker)
+      else
+        redis.call('HSET', record_key(id), 'attempt', attempts, 'worker', worker, 'started', moment)
+      end
     else
       since = moment_of(field_of(id, 'started')) or ''
     end
@@ -193,6 +200,9 @@ for i, id in ipairs(ids) do
   end
 end
 
+if #begun_light > 0 then
+  redis.call('HSET', light.key, unpack(begun_light))
+end
 if freed then
   admit(0, now)
 end

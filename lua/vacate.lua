@@ -10,8 +10,8 @@
 -- REPLY  how many jobs have left for good; how many are back on the schedule
 -- FAILS  none
 -- TWICE  the second call finds no such batch, and changes nothing
--- USES   rows, expect, expect_gate, record, moving, moving_batch, lies_elsewhere, fields_of, is_inline, acquit,
---        note_act
+-- USES   rows, expect, expect_gate, record, moving, moving_batch, lies_elsewhere, is_inline, acquit, note_act,
+--        job_fields
 --
 -- If an id was scheduled here again meanwhile, by a client that writes to Redis itself, its record stays. The key of a
 -- unique job stays too, so a program that does not know of the shards yet still finds the id taken.
@@ -33,7 +33,7 @@ end
 
 -- Does another job of the id need its record?
 local function is_needed(id)
-  local run = fields_of(record(id), 'worker', 'due', 'finished')
+  local run = job_fields(id, 'worker', 'due', 'finished')
   return run.err or run[3] or redis.call('ZSCORE', schedule, id) or lies_elsewhere(id, run[1], run[2])
 end
 

@@ -212,6 +212,7 @@ _TYPES: Final = KEY_TYPES | {
     "declared_limits": "hash",
     "ends": "stream",
     "history": "stream",
+    "light": "hash",
     "moving": "hash",
     "newly_paused": "set",
     "parents": "zset",
@@ -289,7 +290,7 @@ class _Queue:
 
     def places(self) -> list[bytes]:
         lists = [f"processing:{worker}".encode() for worker in sorted(self.lists)]
-        return [b"schedule", b"backlog", *(b"backlog:" + group for group in self.groups), b"ready", b"dead", *lists]
+        return [b"schedule", b"backlog", *(b"backlog:" + group for group in self.groups), b"ready", b"dead", b"light", *lists]
 
     def suspect(self, violations: Iterable[Violation]) -> None:
         for violation in violations:

@@ -316,10 +316,13 @@ class ClientCalls(Queue):
         return self._verb(verb, texts, *clock, "", act, as_moment(since), *ids, again=again)
 
     def traces(self, job_id: str) -> list[Call[bool]]:
-        """Ask whether the queue has a record of a job, or an inline job: much cheaper than `look`, and less exact."""
-        inline = ("ZSCORE", self._root + "schedule", job_id)
+        """Ask whether the queue has a record of a job, an inline job, or a light one: less exact than `look`, but much
+        cheaper.
+        """
         record = ("EXISTS", f"{self._root}job:{job_id}")
-        return [self._call(record, bool), self._call(inline, is_there)]
+        inline = ("ZSCORE", self._root + "schedule", job_id)
+        light = ("HEXISTS", self._root + "light", job_id)
+        return [self._call(record, bool), self._call(inline, is_there), self._call(light, bool)]
 
     def look(self, job_id: str) -> Call[JobStatus | None]:
         """Read where a job is, and its record, at the same moment."""
@@ -334,7 +337,7 @@ class ClientCalls(Queue):
         return self._verb("look", status, self._now(), job_id)
 
     def payload(self, job_id: str) -> Call[bytes | None]:
-        """Read the payload of a job's record, with its redacted values: it is for a copy, not for a reader."""
+        """Read the payload of a job that has ended, with its redacted values: it is for a copy, not for a reader."""
         return self._call(("HGET", keys.job(self.queue, job_id), "payload"), raw)
 
     def explain(self, job_id: str) -> Call[Facts]:

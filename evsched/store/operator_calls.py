@@ -468,7 +468,9 @@ class OperatorCalls(AuditTrail):
         return self._verb("mend", mended, *words)
 
     def members(self, place: bytes, cursor: int, count: int) -> Call[tuple[int, list[bytes]]]:
-        """Read a slice of a place, a key without the root; the reply has the next cursor, 0 after the last slice.
+        """Read a slice of the ids in a place, or of light jobs; the reply has the next cursor, 0 after the last slice.
+
+        `place`: a key without the root.
 
         Ids that move within a list meanwhile may be missed.
         """
@@ -481,6 +483,6 @@ class OperatorCalls(AuditTrail):
             return self._call(("LRANGE", key, cursor, cursor + count - 1), items)
 
         def ids(reply: list[Any]) -> tuple[int, list[bytes]]:
-            return int(reply[0]), reply[1][::2]
+            return int(reply[0]), reply[1][::2]  # each is followed by its score or text
 
-        return self._call(("ZSCAN", key, cursor, "COUNT", count), ids)
+        return self._call(("HSCAN" if place == b"light" else "ZSCAN", key, cursor, "COUNT", count), ids)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from evsched import keys
 from evsched.jobs.job import FetchedJob, Mark
-from evsched.store.queue import Announced, Queue, as_bool, as_optional, as_pairs, as_scores, as_struct, is_there
+from evsched.store.queue import Announced, Queue, as_bool, as_fields, as_optional, as_pairs, as_scores, as_struct, is_there
 from evsched.transport.call import Call, Word, raw, text, texts
 
 
@@ -180,10 +180,13 @@ class WorkerCalls(Queue):
         """Read the fields of a job's record that are about its last run."""
 
         def last(reply: list[Any]) -> LastRun:
-            worker, attempt, started, outcome = map(_optional_text, reply)
+            record = as_fields(reply[3])
+            worker, attempt, started, outcome = (
+                _optional_text(record.get(name)) for name in ("worker", "attempt", "started", "outcome")
+            )
             return LastRun(worker, f"{attempt or ''} {started or ''}", outcome)
 
-        return self._call(("HMGET", keys.job(self.queue, job_id), "worker", "attempt", "started", "outcome"), last)
+        return self._verb("look", last, self._now(), job_id)
 
     def reply_status(self, channel: str, status: bytes) -> Call[int]:
         """Answer a status request; the reply is how many received it."""

@@ -218,8 +218,8 @@ def script(verb: str) -> Script:
 
 
 def through_rare(code: str, names: Iterable[str]) -> str:
-    """Return Lua code with `rare().` before each of these names."""
-    call = re.compile(rf"(?<![.\w])(?=({'|'.join(names)})\b)")
+    """Return Lua code with `rare().` before each call of these names, or of what they contain."""
+    call = re.compile(rf"(?<![.\w])(?=(?:{'|'.join(names)})(?:\(|\.\w))")
     return re.sub(r"(?m)^(?! *--).*", lambda line: call.sub("rare().", line[0]), code)
 
 

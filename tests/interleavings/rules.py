@@ -14,6 +14,7 @@ from tests.interleavings.processes import CAP, SIGNAL, Handlers
 from tests.interleavings.releases import HANDED_BACK, LEASE, STORE, THIS
 from tests.interleavings.search import State
 from tests.interleavings.server import ROOT, Clock, SavedRedis, Snapshot, unix
+from tests.support.snapshot import light_fields
 
 RECORD: Final = "a"
 """The id of the job with a record."""
@@ -270,12 +271,14 @@ def _check_wait(state: State, job: str, record: dict[str, str], found: list[str]
 
 def _record(snapshot: Snapshot, job: str) -> dict[str, str]:
     """Return the record of a job, as readers see it; {} if it has none."""
-    return snapshot.pairs(f"job:{job}")
+    light = snapshot.pairs("light").get(job)
+    return snapshot.pairs(f"job:{job}") if light is None else dict(light_fields(light))
 
 
 def _recorded(snapshot: Snapshot) -> set[str]:
     """Return the ids of all jobs that have a record."""
-    return {name.removeprefix("job:") for name in snapshot.keys if name.startswith("job:")}
+    recorded = {name.removeprefix("job:") for name in snapshot.keys if name.startswith("job:")}
+    return recorded | snapshot.pairs("light").keys()
 
 
 def _lists(snapshot: Snapshot) -> dict[str, list[str]]:

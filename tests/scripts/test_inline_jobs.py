@@ -81,7 +81,7 @@ class Twin:
     def look(self) -> None:
         """Note all that readers see."""
         store, send = self.store, self.send
-        for call in (store.look(JOB), store.explain(JOB), store.payload(JOB), store.last_run(JOB), store.replied(JOB)):
+        for call in (store.look(JOB), store.explain(JOB), store.last_run(JOB), store.replied(JOB)):
             send(call)
         for place in ("schedule", "backlog", "ready", "dead", "processing:w"):
             send(store.find(place, condition(task=TASK)))

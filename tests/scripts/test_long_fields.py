@@ -144,7 +144,7 @@ def test_small_record_costs_only_one_memory_usage_and_one_read(send: Send, store
         name: stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("memory|usage", "hmget", "hget")
     } == {
         "memory|usage": 2,
-        "hmget": 2,
+        "hmget": 4,
         "hget": 2,  # of `fair`
     }
     assert "cmdstat_hstrlen" not in stats

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -36,7 +36,17 @@ def snapshot(raw: Any, queue: str) -> dict[str, Any]:
 
 def records_in(state: dict[str, Any]) -> dict[str, dict[str, str]]:
     """Return the records of a snapshot by the ids of their jobs, as readers see them."""
-    return {name.removeprefix("job:"): fields for name, fields in state.items() if name.startswith("job:")}
+    written = {name.removeprefix("job:"): fields for name, fields in state.items() if name.startswith("job:")}
+    light = {job: dict(light_fields(text)) for job, text in state.get("light", {}).items()}
+    return {job: light.get(job, {}) | written.get(job, {}) for job in light | written}
+
+
+def light_fields(text: str) -> Iterator[tuple[str, str]]:
+    """Return the fields of a light job, as its record would have them."""
+    due, started, worker, payload = text.split(" ", 3)
+    yield from (("payload", payload.lstrip(" ")), ("due", due))
+    if started != "-":
+        yield from (("attempt", "1"), ("worker", worker), ("started", started))
 
 
 def _text(value: bytes) -> str:

@@ -186,8 +186,8 @@ class Walk:
 
     def schedule_raw(self) -> None:
         job, due = self.recent(), self.now + self.pick.choice([0, 2])
-        if self.out_of_reach(job):
-            return
+        if self.out_of_reach(job) or self.raw.hexists(f"{self.root}light", job):
+            return  # nobody gives a light job the payload of another under an id that is the SHA-1 of its own
         payload = payload_of(job, self.pick.choice([1, 2]))
         self.raw.hset(f"{self.root}job:{job}", "payload", payload)
         self.raw.persist(f"{self.root}job:{job}")
