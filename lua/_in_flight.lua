@@ -384,7 +384,7 @@ local function end_runs(first, width, worker, now, finish)
     redis.call('DEL', unpack(unkept))
   end
   if #ended_light > 0 then
-    redis.call('HDEL', light.key, unpack(ended_light))
+    redis.call('HDEL', light, unpack(ended_light))
   end
   write_history(now)
   admit(0, now)

@@ -536,13 +536,13 @@ end
 
 -- Turn to another queue: from now on, the names of keys are those of it. A script that turns has no other names of keys
 -- than these, and writes nothing.
--- USES moving, dead_workers, redactions, light
+-- USES moving, dead_workers, redactions, light, light_jobs, more_light
 local function turn_to(queue)
   root = 'evsched:{' .. queue .. '}:'
   schedule, backlog, ready = root .. 'schedule', root .. 'backlog', root .. 'ready'
   dead, leases, recurrences = root .. 'dead', root .. 'leases', root .. 'recurrences'
   moving, dead_workers, redactions = root .. 'moving', root .. 'dead_workers', root .. 'redactions'
-  light = { key = root .. 'light', jobs = {} }
+  light, light_jobs, more_light = root .. 'light', {}, nil
 end
 
 -- Jobs that wait for a named window.

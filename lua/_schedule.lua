@@ -95,8 +95,10 @@ end
 -- Code that reads fields by `field_of` or `job_fields` finds them wherever they are, and `record` writes the record.
 
 -- The light jobs that this call has read: id -> the text of the hash, or the fields that the record would have, once
--- they were asked for; false = it is no light job. `exist`: whether there are any, once that was asked.
-local light = { key = root .. 'light', jobs = {} }
+-- they were asked for; false = it is no light job.
+local light, light_jobs = root .. 'light', {}
+-- Whether there are light jobs that are not read yet; nil = that is not known.
+local more_light
 
 -- Bytes of the longest member of a light job: each call reads those of all its jobs.
 local LIGHT_MOST = 2048
@@ -111,23 +113,30 @@ local function light_text(member, due, started, worker)
 end
 
 -- Read the light jobs among some ids, by one command for all. pcall: a key of another type has none.
--- USES light
+-- USES light, light_jobs, more_light
 local function find_light(ids)
-  local texts = ids[1] and redis.pcall('HMGET', light.key, unpack(ids))
-  for i, id in ipairs(ids) do
-    light.jobs[id] = texts[i] or false
+  if #ids > 4 then
+    more_light = redis.call('EXISTS', light) == 1
+  end
+  if more_light ~= false and ids[1] then
+    local texts = redis.pcall('HMGET', light, unpack(ids))
+    for i, id in ipairs(ids) do
+      light_jobs[id] = texts[i] or false
+    end
   end
 end
 
 -- The fields of a light job by their names; false when it is none.
--- USES light
+-- USES light, light_jobs, more_light
 local function light_of(id)
-  local job = light.jobs[id]
-  if job == nil then
-    if light.exist == nil then
-      light.exist = redis.call('EXISTS', light.key) == 1
+  local job = light_jobs[id]
+  if job == false or (job == nil and more_light == false) then
+    return false
+  elseif job == nil then
+    if more_light == nil then
+      more_light = redis.call('EXISTS', light) == 1
     end
-    job = light.exist and redis.pcall('HGET', light.key, id)
+    job = more_light and redis.pcall('HGET', light, id)
   end
   if type(job) == 'string' then
     local due, started, worker, at = job:match('^(%S+) (%S+) (%S+) +(){')
@@ -141,8 +150,8 @@ local function light_of(id)
         started = begun and started or nil,
       }
   end
-  light.jobs[id] = job and not job.err and job
-  return light.jobs[id]
+  light_jobs[id] = job and not job.err and job
+  return light_jobs[id]
 end
 
 -- Write the record of a light job, with more fields. If another client has just written a payload there, to use the id
@@ -161,13 +170,13 @@ local function write_light(id, job, ...)
 end
 
 -- The key of a job's record, for what writes to it: a light job becomes one with a record.
--- USES light_of, write_light, light, record_key
+-- USES light_of, write_light, light, record_key, light_jobs
 local function record(id)
   local job = light_of(id)
   if job then
     write_light(id, job)
-    redis.call('HDEL', light.key, id)
-    light.jobs[id] = false
+    redis.call('HDEL', light, id)
+    light_jobs[id] = false
   end
   return record_key(id)
 end

@@ -20,7 +20,7 @@
 --        priority_of, group_of, moment_of, judge_occurrence, tally, next_score, keep_misnamed, NOT_A_HASH, holds,
 --        worker_of, reuse, throttled_in, recurrence_of, save_turns, open, payload_size, is_inline, is_id, ID_RULE,
 --        decode, digest, keep_inline, with_failure, write_history, LIGHT_MOST, find_light, light_of, record_key,
---        job_fields, light_text, light
+--        job_fields, light_text, light, light_jobs
 --
 -- O(n log n) in the n <= limit jobs moved, about 4 us each. An inline job becomes a light job or a record here. A job
 -- that cannot run goes to dead with a reason, and does not stop the others.
@@ -222,8 +222,8 @@ local function due_of(score)
   return tonumber(score) >= 1 and score or seconds(now)
 end
 
--- Line up a job with a record, unless its recurrence decides otherwise. Returns whether it leaves the schedule.
-local function line_up_known(id, score, priority, group, name)
+-- Line up a job with a record, of this key, unless its recurrence decides otherwise. Returns whether it leaves the schedule.
+local function line_up_known(id, key, score, priority, group, name)
   local verdict = name and judge_occurrence(name, id, score, now)
   if verdict == 'wait' then
     redis.call('ZADD', schedule, '+inf', id)
@@ -233,11 +233,11 @@ local function line_up_known(id, score, priority, group, name)
       tally(name, 'missed', 1)
       missed[#missed + 1] = name
     end
-    redis.call('DEL', record(id))
+    redis.call('DEL', key)
     return true
   end
   score = due_of(score)
-  redis.call('HSET', record(id), 'due', score)
+  redis.call('HSET', key, 'due', score)
   line_up(id, score, priority, group)
   return true
 end
@@ -282,7 +282,7 @@ local function move_on(id, score)
   if is_ready[id] or (parked and throttled_in(id)) then
     return true -- it waits already
   end
-  return line_up_known(id, score, priority, group, name and recurrence_of(id, name))
+  return line_up_known(id, key, score, priority, group, name and recurrence_of(id, name))
 end
 
 for i = 1, #due, 2 do
@@ -292,7 +292,7 @@ for i = 1, #due, 2 do
     score = due_of(score)
     if job.is_light then
       new_light[#new_light + 1], new_light[#new_light + 2] = job.id, light_text(member, score)
-      light.jobs[job.id] = new_light[#new_light]
+      light_jobs[job.id] = new_light[#new_light]
       light_members[#light_members + 1] = member
     else
       adopt(member, job, score)
@@ -310,9 +310,9 @@ for i = 1, #due, 2 do
   end
 end
 
-if #new_light > 0 and type(redis.pcall('HSET', light.key, unpack(new_light))) ~= 'number' then
+if #new_light > 0 and type(redis.pcall('HSET', light, unpack(new_light))) ~= 'number' then
   for i, member in ipairs(light_members) do -- that key is of another type
-    light.jobs[inline[member].id] = false
+    light_jobs[inline[member].id] = false
     adopt(member, inline[member], new_light[2 * i]:match('%S+'))
   end
 end

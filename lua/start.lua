@@ -201,7 +201,7 @@ for i, id in ipairs(ids) do
 end
 
 if #begun_light > 0 then
-  redis.call('HSET', light.key, unpack(begun_light))
+  redis.call('HSET', light, unpack(begun_light))
 end
 if freed then
   admit(0, now)

@@ -6,6 +6,7 @@ import random
 import secrets
 from collections import Counter
 from collections.abc import Callable
+from copy import copy
 from typing import Any, Literal, cast
 
 from evsched.errors import JobExists, JobMissing, JobRunning, StoreDown
@@ -101,6 +102,8 @@ class Walk:
         self.away: dict[str, tuple[bytes, Record | None, float]] = {}
         """Members of the schedule that are in another shard: what `arrive` needs to know, their records in the model,
         of which an inline job has none, and their dues."""
+        self.packed: dict[str, Record | None] = {}
+        """The jobs that leave for another shard, as they were when `depart` was called last."""
         self.arrivals = 0
         self.sendings: list[tuple[New, Conflict, float, Call[list[float]] | None]] = []
         """Jobs that were enqueued, whether or not the call arrived, and when."""
@@ -417,6 +420,7 @@ class Walk:
         self.leaving = self.send(call).batch
         expected = self.model.depart(jobs, self.now)
         assert {job.decode() for job, _ in (self.leaving.jobs if self.leaving else ())} == expected
+        self.packed = {job: copy(self.model.jobs.get(job)) for job in expected}
         for job in expected:
             self.note("depart", id_of(job))
 
@@ -425,7 +429,7 @@ class Walk:
         stay = {job for job in jobs if job in self.away or self.pick.random() < 0.3}
         back = {job.encode() for job in stay}
         for job in sorted(jobs.keys() - stay):
-            self.away[job] = jobs[job], self.model.jobs.get(job), self.model.moving[job]
+            self.away[job] = jobs[job], self.packed[job], self.model.moving[job]
         done = self.send(self.store.vacate(batch, Arrival(False, 0, sorted(back))))
         assert (done.moved, done.back) == (len(jobs) - len(stay), len(stay))
         self.model.vacate(stay)
