@@ -340,7 +340,7 @@ local unkept, ended_light = {}, {}
 -- and label, as in `complete`. `hook` and `task`: see `call_hook`; '' = no hook. `plain`: '1' = JSON has all ids as
 -- they are. A run that was to stop ends as cancelled, even if it succeeded.
 -- USES note_plain, seconds, abort, acquit, note_end, add_end, push_reply, call_hook, begin_next, milliseconds, row_of,
---      unkept, record_key, light_of, ended_light, write_light
+--      unkept, record_key, light_of, ended_light, write_light, light_jobs, suspecting
 local function completion(now, hook, task, plain)
   note_plain(plain)
   local moment = seconds(now)
@@ -350,9 +350,11 @@ local function completion(now, hook, task, plain)
     if run[5] then
       return abort(id, 'cancelled while it ran', tonumber(retention), reply, now)
     end
-    acquit(id)
+    if suspecting then
+      acquit(id)
+    end
     add_end(id, 'done', label, now, run[1], run[2], run[9], run[10], run[11], run[12], nil, nil, run[13])
-    local row = row_of(run[8])
+    local row = run[8] and row_of(run[8])
     if run[6] or row then
       note_end(id, 'done', now, nil, retention)
     end
@@ -362,13 +364,13 @@ local function completion(now, hook, task, plain)
     if hook ~= '' then
       call_hook(hook, task, id, 'done', result, nil, now)
     end
-    local key, job = record_key(id), light_of(id)
+    local key = record_key(id)
     if run[4] or scheduled then
       return begin_next(id, run[4])
-    elseif job then
+    elseif light_jobs[id] then
       ended_light[#ended_light + 1] = id
       if retention ~= '0' then
-        write_light(id, job, 'outcome', 'done', 'result', result, 'finished', moment)
+        write_light(id, light_of(id), 'outcome', 'done', 'result', result, 'finished', moment)
       end
     elseif retention == '0' and not row then
       unkept[#unkept + 1] = key

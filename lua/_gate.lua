@@ -292,11 +292,13 @@ local function next_score(priority, group)
     turn = {
       last = math.max(order_of('passed:' .. priority), order_of('last:' .. name)),
       step = 1 / math.max(weight or 1, WEIGHT_LEAST),
+      first = -priority * STRIDE,
     }
     turns[name] = turn
   end
   turn.last = turn.last + turn.step
-  return -priority * STRIDE + turn.last
+  local score = turn.first + turn.last
+  return score % 1 == 0 and ('%d'):format(score) or score -- Redis takes ten times as long to format a number
 end
 
 -- Keep the turns of this call, and sweep up to `most` fields of `fair` when it has grown large.

@@ -315,6 +315,27 @@ local function convict(id, unsure)
   mark_suspect(id, deaths + 1, 0, counted + doubts + unsure)
 end
 
+-- The fields that `end_runs` reads, of the first run of a light job, and its due, which is the tenth of them; nil if the
+-- job is no light one, or this is not its run. One table for all runs of this name: most of a call started together.
+-- USES light_jobs
+local light_runs = {}
+local function light_run(id, named, worker)
+  local text, run = light_jobs[id], light_runs[named]
+  if type(text) ~= 'string' then
+    return nil
+  end
+  if not run then
+    local started = named:match('^1 (%S+)$') or '-'
+    run = { worker, '1', false, false, false, false, false, false, started, false, false, false, false }
+    run.head = started .. ' ' .. worker .. ' '
+    light_runs[named] = run
+  end
+  local head = run.head
+  if text:sub(1, #head) == head then
+    return run, text:match('^%S+', #head + 1)
+  end
+end
+
 -- End runs of a worker. Each row from `first` on is one run: id, run, and the last arguments of
 -- `finish(id, run, scheduled, ...)`. `run` has the record's worker, attempt, reply, again, stop, recurrence, reason,
 -- ledger, started, due, group, by and batch. `scheduled` is the id's score on the schedule, false if it is not there.
@@ -327,7 +348,7 @@ end
 -- are checked or made here. Runs that end together have mostly started together: then they are the first of the list,
 -- in this order, and one command takes them all out.
 -- USES processing, expect, expect_gate, belongs, leave, admit, unkept, write_history, find_light, job_fields,
---      ended_light, light
+--      ended_light, light, light_run
 local function end_runs(first, width, worker, now, finish)
   local list, ids, lost, refused = processing(worker), {}, {}, {}
   expect('LLEN', list)
@@ -337,27 +358,32 @@ local function end_runs(first, width, worker, now, finish)
   end
   local scores = ids[1] and redis.call('ZMSCORE', schedule, unpack(ids)) -- one command for all rows
   local head = ids[2] and redis.call('LRANGE', list, 0, #ids - 1) or {}
-  local runs, ours, taken = {}, {}, 0
+  local runs, dues, ours, taken = {}, {}, {}, 0
   find_light(ids)
-  for i, id in ipairs(ids) do
-    local run = job_fields(
-      id,
-      'worker',
-      'attempt',
-      'reply',
-      'again',
-      'stop',
-      'recurrence',
-      'reason',
-      'ledger',
-      'started',
-      'due',
-      'group',
-      'by',
-      'batch'
-    )
+  for i = 1, #ids do
+    local id, named = ids[i], ARGV[first + (i - 1) * width + 1]
+    local run, due = light_run(id, named, worker)
+    ours[i], dues[i] = run ~= nil, due
+    if not run then
+      run = job_fields(
+        id,
+        'worker',
+        'attempt',
+        'reply',
+        'again',
+        'stop',
+        'recurrence',
+        'reason',
+        'ledger',
+        'started',
+        'due',
+        'group',
+        'by',
+        'batch'
+      )
+      ours[i] = belongs(worker, id, named, run[1], run[2], run[9])
+    end
     runs[i] = run
-    ours[i] = belongs(worker, id, ARGV[first + (i - 1) * width + 1], run[1], run[2], run[9])
     if ours[i] and taken == i - 1 and head[i] == id then
       taken = i
     end
@@ -365,10 +391,12 @@ local function end_runs(first, width, worker, now, finish)
   if taken > 0 then
     redis.call('LTRIM', list, taken, -1)
   end
-  for i, id in ipairs(ids) do
+  for i = 1, #ids do
+    local id = ids[i]
     if i <= taken or (ours[i] and redis.call('LREM', list, 1, id) == 1) then
-      local at = first + (i - 1) * width
-      local failure = finish(id, runs[i], scores[i], unpack(ARGV, at + 2, at + width - 1))
+      local at, run = first + (i - 1) * width, runs[i]
+      run[10] = dues[i] or run[10]
+      local failure = finish(id, run, scores[i], unpack(ARGV, at + 2, at + width - 1))
       if failure then
         redis.call('RPUSH', list, id)
         refused[#refused + 1] = id

@@ -89,8 +89,8 @@ end
 -- written about them, since to write and to read records costs more than all else that is done for a job. Most never
 -- get one: they run once, end well, and nobody can ask for them by an id.
 --
--- light  hash  id -> due, started and worker, '-' = none, each followed by spaces; then the member. From dispatch to the
---              end of the first run, or until the record is written, whichever comes first
+-- light  hash  id -> started, worker and due, and the member, with spaces between them; dashes for a worker and a start
+--              that it does not have. From dispatch to the end of the first run, or until the record is written
 --
 -- Code that reads fields by `field_of` or `job_fields` finds them wherever they are, and `record` writes the record.
 
@@ -100,16 +100,29 @@ local light, light_jobs = root .. 'light', {}
 -- Whether there are light jobs that are not read yet; nil = that is not known.
 local more_light
 
--- Bytes of the longest member of a light job: each call reads those of all its jobs.
+-- May an inline job do without a record? A field may be written with escapes, or stand in an argument: then it has one
+-- all the same. Its worker finds out whether it is JSON. The most bytes: a call reads those of all its jobs.
 local LIGHT_MOST = 2048
+local function may_be_light(member)
+  return #member <= LIGHT_MOST
+    and member:byte(-1) == 125 -- }
+    and not member:find('\\', 1, true)
+    and not member:find('"id"', 1, true)
+    and not member:find('"priority"', 1, true)
+    and not member:find('"group"', 1, true)
+end
+
 -- Redis keeps a hash as a list, in which it searches for each field, while no value is longer than this.
 local LISTED_MOST = 64
 
 -- The text of a light job, as the hash has it.
 -- USES LISTED_MOST
 local function light_text(member, due, started, worker)
-  local head = due .. ' ' .. (started or '-') .. ' ' .. (worker or '-') .. ' '
-  return head .. (' '):rep(LISTED_MOST - #head - #member + 1) .. member
+  if started then
+    return started .. ' ' .. worker .. ' ' .. due .. ' ' .. member
+  end
+  local missing = LISTED_MOST - #due - #member - 3
+  return '- ' .. (missing > 1 and ('-'):rep(missing) or '-') .. ' ' .. due .. ' ' .. member
 end
 
 -- Read the light jobs among some ids, by one command for all. pcall: a key of another type has none.
@@ -120,8 +133,8 @@ local function find_light(ids)
   end
   if more_light ~= false and ids[1] then
     local texts = redis.pcall('HMGET', light, unpack(ids))
-    for i, id in ipairs(ids) do
-      light_jobs[id] = texts[i] or false
+    for i = 1, #ids do
+      light_jobs[ids[i]] = texts[i] or false
     end
   end
 end
@@ -139,7 +152,7 @@ local function light_of(id)
     job = more_light and redis.pcall('HGET', light, id)
   end
   if type(job) == 'string' then
-    local due, started, worker, at = job:match('^(%S+) (%S+) (%S+) +(){')
+    local started, worker, due, at = job:match('^(%S+) (%S+) (%S+) (){')
     local begun = due and started ~= '-'
     job = due
       and {

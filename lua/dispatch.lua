@@ -19,8 +19,8 @@
 -- USES   clock, expect, expect_gate, seconds, MEMBER_MOST, field_of, remove_waiting, bury, record, TOO_LONG,
 --        priority_of, group_of, moment_of, judge_occurrence, tally, next_score, keep_misnamed, NOT_A_HASH, holds,
 --        worker_of, reuse, throttled_in, recurrence_of, save_turns, open, payload_size, is_inline, is_id, ID_RULE,
---        decode, digest, keep_inline, with_failure, write_history, LIGHT_MOST, find_light, light_of, record_key,
---        job_fields, light_text, light, light_jobs
+--        decode, digest, keep_inline, with_failure, write_history, find_light, record_key, job_fields, light_text,
+--        light, light_jobs, may_be_light
 --
 -- O(n log n) in the n <= limit jobs moved, about 4 us each. An inline job becomes a light job or a record here. A job
 -- that cannot run goes to dead with a reason, and does not stop the others.
@@ -105,75 +105,57 @@ if #due > 0 then
   end
 end
 
--- The inline jobs among the due members: member -> the id, priority and group of the job, or why it cannot run. They
--- are new if their ids have no records and are no light jobs, which two commands tell for all of them.
-local inline, jobs, known, keys, ids = {}, {}, {}, {}, {}
+-- The due members that become light jobs -> their ids: most inline jobs. Whether any of them is known already, by a
+-- record or as a light job, one command tells for all records, and one for all light jobs.
+local light_ids, ids, keys, explicit = {}, {}, {}, {}
 for i = 1, #due, 2 do
   local member = due[i]
-  if is_inline(member) then
-    local job, problem = decode(member, cap)
-    local one = { problem = problem }
-    if job then
-      one.id, one.priority, one.group = job.id or digest(member), job.priority, job.group
-      one.priority = one.priority ~= nil and tostring(one.priority) or nil
-      one.is_light = not (job.id or one.priority or one.group) and #member <= LIGHT_MOST
-      jobs[#jobs + 1] = one
-      ids[#ids + 1] = one.id
-    end
-    inline[member] = one
-  else
-    known[member] = true
+  if not is_inline(member) then
+    explicit[member] = true
     ids[#ids + 1] = #member <= 200 and member or nil
+  elseif may_be_light(member) and #member <= cap then
+    local id = redis.sha1hex(member)
+    light_ids[member] = id
+    ids[#ids + 1] = id
+    keys[#keys + 1] = record_key(id)
   end
+end
+if keys[1] and redis.call('EXISTS', unpack(keys)) > 0 then
+  light_ids = {}
 end
 find_light(ids)
-for _, one in ipairs(jobs) do
-  one.is_new = not known[one.id]
-    and not light_of(one.id)
-    and priority_of(one.priority or '5')
-    and group_of(one.group or '')
-  if one.is_new then
-    known[one.id] = true
-    keys[#keys + 1] = record_key(one.id)
-  end
-end
-if #keys > 0 and redis.call('EXISTS', unpack(keys)) > 0 then
-  for _, one in ipairs(jobs) do
-    one.is_new = false
-  end
-end
 
 local moved, buried, missed, places, leaving = {}, {}, {}, {}, {}
--- The new light jobs: id, text, ...; and the members of the schedule that they were.
-local new_light, light_members = {}, {}
+-- The new light jobs, as id, text, ...
+local new_light = {}
 
--- Make a record of an inline job: whether Redis could. `score`: its due, nil = that is
--- written later.
-local function adopt(member, job, score)
+-- Make a record of an inline job: whether Redis could. `due`: nil = that is written later.
+local function adopt(id, member, due, priority, group)
   local fields = { 'payload', member }
-  if score then
-    fields[3], fields[4] = 'due', score
+  for name, value in pairs({ due = due, priority = priority, group = group }) do
+    fields[#fields + 1] = name
+    fields[#fields + 1] = tostring(value)
   end
-  for _, name in ipairs({ 'priority', 'group' }) do
-    if job[name] then
-      fields[#fields + 1] = name
-      fields[#fields + 1] = job[name]
-    end
-  end
-  return type(redis.pcall('HSET', record(job.id), unpack(fields))) == 'number'
+  return type(redis.pcall('HSET', record(id), unpack(fields))) == 'number'
 end
 
 -- The id of the job that a member stands for. When it cannot run: the id under which it is kept, and why.
 local function identify(member)
-  local job = inline[member]
-  if job and job.problem then
-    return keep_inline(member), job.problem
-  elseif job and not adopt(member, job) then
-    return keep_inline(member), 'the key of the record of ' .. job.id .. ' is ' .. NOT_A_HASH
-  elseif not job and not is_id(member) then
+  if not is_inline(member) then
+    if is_id(member) then
+      return member
+    end
     return keep_misnamed(member), 'the id is ' .. ID_RULE
   end
-  return job and job.id or member
+  local job, problem = decode(member, cap)
+  if problem then
+    return keep_inline(member), problem
+  end
+  local id = job.id or digest(member)
+  if not adopt(id, member, nil, job.priority, job.group) then
+    return keep_inline(member), 'the key of the record of ' .. id .. ' is ' .. NOT_A_HASH
+  end
+  return id
 end
 
 -- Put a job into dead. If its id also waits already, with the same record, it is removed there.
@@ -212,8 +194,8 @@ end
 
 -- Give a job its place in the backlog.
 local function line_up(id, score, priority, group)
-  places[#places + 1] = next_score(priority, group)
-  places[#places + 1] = id
+  local last = #places
+  places[last + 1], places[last + 2] = next_score(priority, group), id
   moved[#moved + 1] = score
 end
 
@@ -222,7 +204,8 @@ local function due_of(score)
   return tonumber(score) >= 1 and score or seconds(now)
 end
 
--- Line up a job with a record, of this key, unless its recurrence decides otherwise. Returns whether it leaves the schedule.
+-- Line up a job whose record has this key, unless its recurrence decides otherwise. Returns whether it leaves the
+-- schedule.
 local function line_up_known(id, key, score, priority, group, name)
   local verdict = name and judge_occurrence(name, id, score, now)
   if verdict == 'wait' then
@@ -287,20 +270,16 @@ end
 
 for i = 1, #due, 2 do
   local member, score = due[i], due[i + 1]
-  local job = inline[member]
-  if job and job.is_new and not is_ready[job.id] then
+  local id, problem = light_ids[member], nil
+  if id and not (light_jobs[id] or explicit[id] or is_ready[id]) then
     score = due_of(score)
-    if job.is_light then
-      new_light[#new_light + 1], new_light[#new_light + 2] = job.id, light_text(member, score)
-      light_jobs[job.id] = new_light[#new_light]
-      light_members[#light_members + 1] = member
-    else
-      adopt(member, job, score)
-    end
-    line_up(job.id, score, job.priority or '5', job.group or '')
+    line_up(id, score, '5', '')
+    local text, last = light_text(member, score), #new_light
+    light_jobs[id] = text
+    new_light[last + 1], new_light[last + 2] = id, text
     leaving[#leaving + 1] = member
   else
-    local id, problem = identify(member)
+    id, problem = identify(member)
     if problem then
       quarantine(id, problem)
     end
@@ -311,9 +290,12 @@ for i = 1, #due, 2 do
 end
 
 if #new_light > 0 and type(redis.pcall('HSET', light, unpack(new_light))) ~= 'number' then
-  for i, member in ipairs(light_members) do -- that key is of another type
-    light_jobs[inline[member].id] = false
-    adopt(member, inline[member], new_light[2 * i]:match('%S+'))
+  for member, id in pairs(light_ids) do -- that key is of another type
+    local due = light_jobs[id] and light_jobs[id]:match('(%S+) {')
+    light_jobs[id] = false
+    if due then
+      adopt(id, member, due)
+    end
   end
 end
 if #places > 0 then

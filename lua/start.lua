@@ -22,10 +22,8 @@
 -- RARE   batch_holds, return_to_backlog, bury, abort, remove_waiting, keep_misnamed, uncount_run, with_failure, leave,
 --        enter, field_of, holds, worker_of, size_of, begin_count, judge_groups, reopen, spend, tokens, end_queue_pause,
 --        note_turns, joined_rows, milliseconds
--- USES   clock, processing, expect, expect_gate, rows, admit, seconds, moment_of, holds, worker_of, NOT_A_HASH,
---        keep_misnamed, TOO_LONG, leave, bury, abort, remove_waiting, counting, enter, attempt_of, name_of_run,
---        suspicion_of, field_of, payload_size, size_of, with_failure, idle, busy_leases, write_history, uncount_run,
---        batch_holds, policy, return_to_backlog, find_light, job_fields, record_key, light_of, light_text, light
+-- USES   clock, processing, expect, expect_gate, rows, admit, seconds, size_of, hand_out, idle, busy_leases,
+--        write_history, find_light, light_jobs, light_text, counting, suspecting, light, name_of_run
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
 -- rows, in the worker's list. An id can be in the lists of two workers, if it was scheduled again and dispatched
@@ -100,110 +98,37 @@ if more > 0 then
 end
 admit(0, now)
 
--- Return the jobs that do not fit in the reply, from `first` on, to the front of ready. Those in the rows stay in the
--- worker's list.
-local function return_to_ready(first)
-  for i = #ids, math.max(first, given + 1), -1 do
-    redis.call('LPUSH', ready, ids[i])
-    redis.call('LREM', list, -1, ids[i])
-  end
-end
-
-local started, buried, suspected, freed, bytes = {}, {}, {}, false, 0
-local moment = seconds(now)
--- The light jobs that start here: id, text, ...
-local begun_light = {}
+local out = { started = {}, buried = {}, suspected = {}, room = math.max(BYTES_MOST, cap) }
+out.worker, out.list, out.cap, out.now, out.moment = worker, list, cap, now, seconds(now)
 find_light(ids)
-for i, id in ipairs(ids) do
-  local run = job_fields(id, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned')
-  local payload, attempt, due, holder, finished, stop, planned = unpack(run, 1, 7)
-  local size = not run.err and payload_size(id, payload)
-  if not size or size == 0 or size > cap then
-    payload = nil -- it may have been replaced since dispatch checked it
-  else
-    if bytes > 0 and bytes + size > BYTES_MOST then
-      return_to_ready(i)
-      break
-    end
-    bytes = bytes + size
-    payload = size > #payload and redis.call('HGET', record_key(id), 'payload') or payload
-    due = moment_of(due)
+local light_begins, first_run = {}, name_of_run(1, out.moment)
+for i = 1, #ids do
+  local id, due, at = ids[i], nil, nil
+  local text = i > given and not counting and not suspecting and light_jobs[id]
+  if type(text) == 'string' and #text <= cap and #text <= out.room then
+    due, at = text:match('^%- %-+ (%S+) ()')
   end
-  local elsewhere = holder and holder ~= worker and holds(worker_of(holder), id)
-  if not payload then
-    local reason, kept = 'its record was gone when a worker took it: DEL a record only after a ZREM of its id', id
-    if not size then
-      reason, kept = 'the key of its record is ' .. NOT_A_HASH, keep_misnamed(id)
-    elseif size > cap then
-      reason = TOO_LONG:format(size, cap) .. ', since it was due: do not HSET it then'
+  if due then
+    -- A light job of which nothing else is to be asked: this is what `hand_out` does, for most jobs of a crowd.
+    local payload, started, last, begins = text:sub(at), out.started, #out.started, #light_begins
+    started[last + 1], started[last + 2], started[last + 3] = id, first_run, due
+    started[last + 4], started[last + 5] = payload, due
+    light_begins[begins + 1], light_begins[begins + 2] = id, light_text(payload, due, out.moment, worker)
+    out.room = out.room - #payload
+  elseif not hand_out(out, id, i <= given) then
+    -- The jobs that do not fit in the reply go back to the front of ready. Those in the rows stay in the worker's list.
+    for at = #ids, math.max(i, given + 1), -1 do
+      redis.call('LPUSH', ready, ids[at])
+      redis.call('LREM', list, -1, ids[at])
     end
-    redis.call('LREM', list, 1, id)
-    leave(id)
-    reason = with_failure(kept, reason)
-    bury(kept, 'dead', reason, now)
-    buried[#buried + 1] = kept
-    buried[#buried + 1] = reason
-  elseif not due and redis.call('ZSCORE', schedule, id) then
-    -- The job was replaced between BLMOVE and start, and the new one waits for its own time. Or it was in two
-    -- lists, and another attempt follows the run from the other one.
-    redis.call('LREM', list, 1, id)
-    leave(id)
-  elseif stop and not finished then
-    if holder == worker and not field_of(id, 'begun') then
-      uncount_run(id) -- the reply that handed it out was lost
-    end
-    abort(id, 'cancelled before it ran', RETENTION, '', now)
-    redis.call('LREM', list, 1, id)
-    leave(id)
-  elseif elsewhere then
-    redis.call('LREM', list, -1, id)
-  elseif finished then
-    redis.call('LREM', list, 1, id)
-    leave(id)
-  elseif policy.batches and (holder ~= worker or attempt_of(attempt) == 0) and batch_holds.has(id) then
-    -- Its batch was paused after it passed the gate.
-    redis.call('LREM', list, 1, id)
-    leave(id)
-    freed = true
-    remove_waiting(id) -- it may also have waited there
-    return_to_backlog({ id })
-  else
-    if i <= given and holder ~= worker and remove_waiting(id) then
-      freed = true -- it also waited there
-    end
-    if counting then
-      -- It is counted already, unless it was in two lists and the run in the other has ended.
-      enter(id)
-    end
-    local attempts, since = attempt_of(attempt), moment
-    if holder ~= worker or attempts == 0 then -- 0: a client wrote this worker's name
-      attempts = attempts + 1
-      if light_of(id) then
-        local last = #begun_light
-        begun_light[last + 1], begun_light[last + 2] = id, light_text(payload, run[3], moment, worker)
-      else
-        redis.call('HSET', record_key(id), 'attempt', attempts, 'worker', worker, 'started', moment)
-      end
-    else
-      since = moment_of(field_of(id, 'started')) or ''
-    end
-    local at = #started
-    planned = planned and moment_of(planned)
-    started[at + 1], started[at + 2] = id, name_of_run(attempts, since)
-    started[at + 3], started[at + 4] = due or moment, payload
-    started[at + 5] = planned or due or moment
-    local deaths, doubts, counted = suspicion_of(id)
-    if deaths + counted > 0 then
-      local last = #suspected
-      suspected[last + 1], suspected[last + 2], suspected[last + 3], suspected[last + 4] = id, deaths, doubts, counted
-    end
+    break
   end
 end
 
-if #begun_light > 0 then
-  redis.call('HSET', light, unpack(begun_light))
+if #light_begins > 0 then
+  redis.call('HSET', light, unpack(light_begins))
 end
-if freed then
+if out.freed then
   admit(0, now)
 end
 write_history(now)
@@ -218,6 +143,8 @@ end
 local left = redis.call('LLEN', ready) > 0
 local waits = wait == '1' and not left and redis.call('LLEN', list) < tonumber(hold)
 if waits then
-  redis.call('ZADD', idle, 'NX', moment, worker)
+  redis.call('ZADD', idle, 'NX', out.moment, worker)
 end
-return { moment, left and '1' or '0', waits and '1' or '0', leased and '1' or '0', started, buried, suspected }
+local reply = { out.moment, left and '1' or '0', waits and '1' or '0', leased and '1' or '0' }
+reply[5], reply[6], reply[7] = out.started, out.buried, out.suspected
+return reply

@@ -43,8 +43,8 @@ def records_in(state: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 def light_fields(text: str) -> Iterator[tuple[str, str]]:
     """Return the fields of a light job, as its record would have them."""
-    due, started, worker, payload = text.split(" ", 3)
-    yield from (("payload", payload.lstrip(" ")), ("due", due))
+    started, worker, due, payload = text.split(" ", 3)
+    yield from (("payload", payload), ("due", due))
     if started != "-":
         yield from (("attempt", "1"), ("worker", worker), ("started", started))
 
