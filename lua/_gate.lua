@@ -18,11 +18,14 @@ local PAYLOADS_MOST = 1048576
 
 -- Refuse wrong types of the gate's keys, before the verb has written anything. A group's own keys are not looked at:
 -- their wrong type stops the jobs of that group alone. `anew`: limits change, so the jobs in flight may be counted.
--- USES expect, throttled, fair, policy, counting
+-- USES expect, throttled, fair, policy, counting, is_bare
 local function expect_gate(anew)
-  expect('ZCARD', schedule, backlog, throttled)
+  expect('ZCARD', schedule, backlog)
   expect('LLEN', ready)
-  expect('HLEN', fair)
+  if not is_bare then
+    expect('ZCARD', throttled)
+    expect('HLEN', fair)
+  end
   if anew or (not counting and (policy.concurrency or policy.grouped)) then
     expect('ZCARD', leases) -- `keep_count` reads them
   end
@@ -137,8 +140,8 @@ local function note_turns(ids)
 end
 
 -- Let the front of the backlog pass, at most `room` jobs, and hold back those whose groups have reached a limit.
--- Returns how many passed, and how many were looked at.
--- USES policy, LOOKS, payloads_read, PAYLOADS_MOST, counting, judge_groups, throttled, fair, note_turns
+-- Returns how many passed, how many were looked at, and whether others wait.
+-- USES policy, LOOKS, payloads_read, PAYLOADS_MOST, counting, judge_groups, throttled, fair, note_turns, is_bare
 local function pass(room, now)
   local most = math.min(policy.grouped and room + 32 or room, LOOKS)
   local looked, ids = 0, {}
@@ -156,9 +159,9 @@ local function pass(room, now)
     spend_all()
   end
   if looked == 0 then
-    return 0, 0
+    return 0, 0, false
   end
-  local waits = redis.call('ZCARD', backlog) > looked or redis.call('EXISTS', throttled) == 1
+  local waits = redis.call('ZCARD', backlog) > looked or (not is_bare and redis.call('EXISTS', throttled) == 1)
   if #ids > 0 then
     redis.call('RPUSH', ready, unpack(ids))
     if waits then
@@ -166,10 +169,10 @@ local function pass(room, now)
     end
   end
   redis.call('ZREMRANGEBYRANK', backlog, 0, looked - 1)
-  if not waits then
+  if not (waits or is_bare) then
     redis.call('DEL', fair)
   end
-  return #ids, looked
+  return #ids, looked, waits
 end
 
 -- Let as many jobs pass as the limits allow. `asked` is how many jobs this script itself takes from ready. Returns two
@@ -179,7 +182,7 @@ end
 -- A job that one of its groups lets go may be held back by the other, and the first then has room for another job. So
 -- groups are reopened until nothing is left to look at.
 -- USES keep_count, policy, is_paused, end_queue_pause, RATE_LEAST, READY_AHEAD, in_flight, tokens, throttled, reopen,
---      pass, LOOKS, payloads_read, PAYLOADS_MOST, call_idle, seconds, spend, REOPENED
+--      pass, LOOKS, payloads_read, PAYLOADS_MOST, call_idle, seconds, spend, REOPENED, is_bare
 local function open(asked, now)
   keep_count()
   if is_paused(now) then
@@ -198,16 +201,16 @@ local function open(asked, now)
   if rate then
     room = math.min(room, (tokens(root .. 'arrival', rate, policy.burst, now)))
   end
-  local by_group = policy.grouped or redis.call('EXISTS', throttled) == 1
+  local by_group = policy.grouped or (not is_bare and redis.call('EXISTS', throttled) == 1)
   local passed, looked, reopened = 0, 0, 0
   local enough = false
   if room > 0 then
     repeat
       reopened = by_group and reopen(room - passed, now) or 0
-      local went, saw = pass(room - passed, now)
+      local went, saw, waits = pass(room - passed, now)
       passed, looked = passed + went, looked + saw
       enough = looked >= LOOKS or payloads_read >= PAYLOADS_MOST
-    until saw == 0 or passed >= room or enough
+    until saw == 0 or passed >= room or enough or not (waits or by_group)
     call_idle(passed - asked)
   end
   local again
@@ -283,14 +286,14 @@ end
 local turns = {}
 
 -- The score of the next job of a group in the backlog. `save_turns` must follow.
--- USES turns, policy, limit_of, limits, order_of, WEIGHT_LEAST, STRIDE
+-- USES turns, policy, limit_of, limits, order_of, WEIGHT_LEAST, STRIDE, is_bare
 local function next_score(priority, group)
   local name = priority .. ':' .. group
   local turn = turns[name]
   if not turn then
     local weight = policy.grouped and group ~= '' and limit_of(redis.call('HGET', limits, 'weight:' .. group))
     turn = {
-      last = math.max(order_of('passed:' .. priority), order_of('last:' .. name)),
+      last = is_bare and 0 or math.max(order_of('passed:' .. priority), order_of('last:' .. name)),
       step = 1 / math.max(weight or 1, WEIGHT_LEAST),
       first = -priority * STRIDE,
     }
@@ -373,6 +376,11 @@ end
 -- arrival    string  the state of the rate (GCRA); with `:<group>` behind the name that of a group's rate
 
 local limits, throttled = root .. 'limits', root .. 'throttled'
+
+-- Whether the queue lacks all keys that most queues lack most of the time, so that one command asks for all of them.
+-- USES limits, throttled, fair, in_flight, suspects
+local is_bare = redis.call('EXISTS', limits, throttled, fair, in_flight, suspects) == 0
+
 local declared_limits = root .. 'declared_limits'
 
 -- Seconds of a rate that are handed out as one packet: one script call and one wake-up serve a packet.
@@ -440,16 +448,16 @@ local function read_limits(ruled)
 end
 
 -- The limits that are set. This read refuses a key of the wrong type before the verb has written anything. `rules`: the
--- limits of groups that this call has read: see `rule_of`.
--- USES limits, read_limits, HISTORY
+-- limits of groups that this call has read: see `rule_of`. `is_known`: there are none.
+-- USES limits, read_limits, HISTORY, is_bare
 local policy
-local function read_policy()
-  local ruled = redis.call('HLEN', limits)
+local function read_policy(is_known)
+  local ruled = is_known and 0 or redis.call('HLEN', limits)
   policy = ruled > 0 and read_limits(ruled) or {}
   policy.rules = {}
   policy.history, policy.history_age = policy.history or HISTORY.most, policy.history_age or HISTORY.age
 end
-read_policy()
+read_policy(is_bare)
 
 -- Is the queue paused? A pause that has an end is over then, also if no script has run since.
 -- USES policy

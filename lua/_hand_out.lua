@@ -7,7 +7,7 @@
 -- gate may let other jobs pass.
 -- USES payload_size, moment_of, holds, worker_of, NOT_A_HASH, keep_misnamed, TOO_LONG, leave, with_failure, bury,
 --      abort, remove_waiting, uncount_run, field_of, policy, attempt_of, batch_holds, return_to_backlog, counting,
---      enter, name_of_run, suspicion_of, job_fields, record_key, light_of, light, light_text
+--      enter, name_of_run, suspicion_of, job_fields, record_key, light_of, light, light_text, throttled
 local function hand_out(out, id, fetched)
   local worker, list, now, moment = out.worker, out.list, out.now, out.moment
   local run = job_fields(id, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned')
@@ -61,7 +61,7 @@ local function hand_out(out, id, fetched)
     remove_waiting(id) -- it may also have waited there
     return_to_backlog({ id })
   else
-    if fetched and holder ~= worker and remove_waiting(id) then
+    if fetched and holder ~= worker and redis.call('EXISTS', backlog, throttled, ready) > 0 and remove_waiting(id) then
       out.freed = true -- it also waited there
     end
     if counting then

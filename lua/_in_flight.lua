@@ -10,8 +10,8 @@
 local in_flight = root .. 'in_flight'
 
 -- This read refuses a key of the wrong type before the verb has written anything.
--- USES in_flight
-local counting = redis.call('HLEN', in_flight) > 0
+-- USES in_flight, is_bare
+local counting = not is_bare and redis.call('HLEN', in_flight) > 0
 
 -- How many bytes of a payload are read to find its task: a longer one has replaced the one that dispatch accepted.
 local TASK_WITHIN = 8388608
@@ -458,7 +458,10 @@ end
 local SUSPECTED = 7 * 86400
 
 local suspects = root .. 'suspects'
-local suspecting = redis.call('EXISTS', suspects) == 1
+
+-- Whether any job is a suspect.
+-- USES is_bare, suspects
+local suspecting = not is_bare and redis.call('EXISTS', suspects) == 1
 
 -- A job's deaths, doubtful runs and counted doubtful runs: 0, 0, 0 when it is not a suspect. pcall: a key of another
 -- type holds no suspects.

@@ -119,13 +119,16 @@ local function fail(code, text)
 end
 
 -- Refuse keys of the wrong type before anything is written. `count` is the command that counts the elements of the
--- right type, so it fails on any other.
+-- right type, so it fails on any other. `first_sizes`: how many elements each had.
+local first_sizes = {}
 local function expect(count, ...)
   for _, key in ipairs({ ... }) do
-    if type(redis.pcall(count, key)) == 'table' then
+    local size = redis.pcall(count, key)
+    if type(size) == 'table' then
       local kind = redis.call('TYPE', key).ok
       error({ err = 'WRONGTYPE ' .. key .. ' is a ' .. kind .. ', which is nothing of evsched: RENAME or DEL it' })
     end
+    first_sizes[key] = size
   end
 end
 

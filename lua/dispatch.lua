@@ -20,7 +20,7 @@
 --        priority_of, group_of, moment_of, judge_occurrence, tally, next_score, keep_misnamed, NOT_A_HASH, holds,
 --        worker_of, reuse, throttled_in, recurrence_of, save_turns, open, payload_size, is_inline, is_id, ID_RULE,
 --        decode, digest, keep_inline, with_failure, write_history, find_light, record_key, job_fields, light_text,
---        light, light_jobs, may_be_light
+--        light, light_jobs, may_be_light, first_sizes, throttled, light_of
 --
 -- O(n log n) in the n <= limit jobs moved, about 4 us each. An inline job becomes a light job or a record here. A job
 -- that cannot run goes to dead with a reason, and does not stop the others.
@@ -99,7 +99,7 @@ if #due == 2 * limit and total > limit then
   end
 end
 local is_ready = {}
-if #due > 0 then
+if #due > 0 and first_sizes[ready] > 0 then
   for _, id in ipairs(redis.call('LRANGE', ready, 0, -1)) do
     is_ready[id] = true
   end
@@ -227,7 +227,7 @@ end
 
 -- Move one due job on, by its record. Returns whether it leaves the schedule.
 local function move_on(id, score)
-  local key = record(id)
+  local key = light_of(id) and record(id) or record_key(id)
   local job = job_fields(id, 'payload', 'worker', 'finished', 'priority', 'group', 'awaited', 'parked', 'recurrence')
   if job.err then
     quarantine(keep_misnamed(id), 'the key of its record is ' .. NOT_A_HASH)
@@ -300,7 +300,7 @@ if #new_light > 0 and type(redis.pcall('HSET', light, unpack(new_light))) ~= 'nu
 end
 if #places > 0 then
   redis.call('ZADD', backlog, 'NX', unpack(places))
-  if redis.call('ZCARD', dead) > 0 then
+  if first_sizes[dead] + #buried > 0 then
     -- The record of a dead job may have been deleted before its id was used again: then only the dead set names it.
     local ids = {}
     for i = 2, #places, 2 do
@@ -308,12 +308,14 @@ if #places > 0 then
     end
     redis.call('ZREM', dead, unpack(ids))
   end
-  save_turns(2 * limit)
 end
 if #leaving > 0 then
   redis.call('ZREM', schedule, unpack(leaving))
 end
 local opens = open(0, now)
+if #places > 0 and redis.call('EXISTS', backlog, throttled) > 0 then
+  save_turns(2 * limit)
+end
 
 local sleep = ''
 local nearest

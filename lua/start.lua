@@ -23,7 +23,7 @@
 --        enter, field_of, holds, worker_of, size_of, begin_count, judge_groups, reopen, spend, tokens, end_queue_pause,
 --        note_turns, joined_rows, milliseconds
 -- USES   clock, processing, expect, expect_gate, rows, admit, seconds, size_of, hand_out, idle, busy_leases,
---        write_history, find_light, light_jobs, light_text, counting, suspecting, light, name_of_run
+--        write_history, find_light, light_jobs, light_text, counting, suspecting, light, name_of_run, first_sizes
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
 -- rows, in the worker's list. An id can be in the lists of two workers, if it was scheduled again and dispatched
@@ -51,7 +51,7 @@ expect_gate()
 -- part takes some more and asks again, until none wait; by then the others have been woken. O(workers), 0.5 us each,
 -- and only if fewer jobs wait than all could take.
 local function share(held, most)
-  local waiting, workers = redis.call('LLEN', ready) + redis.call('ZCARD', backlog), redis.call('ZCARD', leases)
+  local waiting, workers = first_sizes[ready] + first_sizes[backlog], first_sizes[leases]
   if workers < 2 or waiting >= most * workers then
     return most
   end
@@ -63,7 +63,7 @@ local function share(held, most)
   return math.min(most, math.max(part, SHARE_LEAST))
 end
 
-local held = redis.call('LLEN', list)
+local held = first_sizes[list]
 local more = tonumber(hold) - held
 if more > SHARE_LEAST then
   more = share(held, more)
@@ -85,18 +85,21 @@ for id in rows(7, 1) do
   end
 end
 local given = #ids
+local taken = {}
 if more > 0 then
   admit(more, now)
-  local taken = redis.call('LRANGE', ready, 0, more - 1)
-  if #taken > 0 then
-    redis.call('RPUSH', list, unpack(taken))
-    redis.call('LTRIM', ready, #taken, -1)
-    for _, id in ipairs(taken) do
-      add(id)
-    end
+  taken = redis.call('LRANGE', ready, 0, more - 1)
+end
+if #taken > 0 then
+  redis.call('RPUSH', list, unpack(taken))
+  redis.call('LTRIM', ready, #taken, -1)
+  for i = 1, #taken do
+    add(taken[i])
   end
 end
-admit(0, now)
+if #taken > 0 or more <= 0 then
+  admit(0, now)
+end
 
 local out = { started = {}, buried = {}, suspected = {}, room = math.max(BYTES_MOST, cap) }
 out.worker, out.list, out.cap, out.now, out.moment = worker, list, cap, now, seconds(now)

@@ -145,7 +145,7 @@ def test_small_record_costs_only_one_memory_usage_and_one_read(send: Send, store
     } == {
         "memory|usage": 2,
         "hmget": 4,
-        "hget": 2,  # of `fair`
+        "hget": 0,
     }
     assert "cmdstat_hstrlen" not in stats
 
