@@ -102,7 +102,7 @@ local function violations_of(id, from, strays, now)
   local function report(code, where)
     found[#found + 1] = { code, where }
   end
-  local light_job = light_of(id)
+  local light_job, has_record = light_of(id)
   local size = light_job and #light_job.payload or redis.pcall('HSTRLEN', key, 'payload')
   if type(size) == 'table' then
     return { { 'record-type', '' } }
@@ -111,7 +111,7 @@ local function violations_of(id, from, strays, now)
   local run = job_fields(id, 'worker', 'finished', 'outcome', 'due', 'parked', 'recurrence', 'ledger')
   local worker, finished, outcome, due = worker_of(run[1]), run[2], run[3], moment_of(run[4])
   local name, ended_well = recurrence_of(id, run[6]), outcome == 'done' or outcome == 'cancelled'
-  local ttl = light_job and -1 or redis.call('PTTL', key) -- -2: there is no record
+  local ttl = light_job and not has_record and -1 or redis.call('PTTL', key) -- -2: there is no record
   local scheduled = not is_inline(id) and (redis.call('ZSCORE', schedule, id) or moving_due(id))
   local buried = redis.call('ZSCORE', dead, id)
   local waits, unnamed = waiting_places(id, from, parked)

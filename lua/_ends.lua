@@ -340,7 +340,7 @@ local unkept, ended_light = {}, {}
 -- and label, as in `complete`. `hook` and `task`: see `call_hook`; '' = no hook. `plain`: '1' = JSON has all ids as
 -- they are. A run that was to stop ends as cancelled, even if it succeeded.
 -- USES note_plain, seconds, abort, acquit, note_end, add_end, push_reply, call_hook, begin_next, milliseconds, row_of,
---      unkept, record_key, light_of, ended_light, write_light, light_jobs, suspecting
+--      unkept, record_key, ended_light, write_light, suspecting, light_jobs, recorded
 local function completion(now, hook, task, plain)
   note_plain(plain)
   local moment = seconds(now)
@@ -370,7 +370,9 @@ local function completion(now, hook, task, plain)
     elseif light_jobs[id] then
       ended_light[#ended_light + 1] = id
       if retention ~= '0' then
-        write_light(id, light_of(id), 'outcome', 'done', 'result', result, 'finished', moment)
+        write_light(id, run[10], run[1], run[9], 'outcome', 'done', 'result', result, 'finished', moment)
+      elseif recorded[id] then
+        unkept[#unkept + 1] = key
       end
     elseif retention == '0' and not row then
       unkept[#unkept + 1] = key

@@ -7,7 +7,7 @@
 -- gate may let other jobs pass.
 -- USES payload_size, moment_of, holds, worker_of, NOT_A_HASH, keep_misnamed, TOO_LONG, leave, with_failure, bury,
 --      abort, remove_waiting, uncount_run, field_of, policy, attempt_of, batch_holds, return_to_backlog, counting,
---      enter, name_of_run, suspicion_of, job_fields, record_key, light_of, light, light_text, throttled
+--      enter, name_of_run, suspicion_of, job_fields, record_key, light_of, light_text, throttled, light
 local function hand_out(out, id, fetched)
   local worker, list, now, moment = out.worker, out.list, out.now, out.moment
   local run = job_fields(id, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned')
@@ -71,8 +71,9 @@ local function hand_out(out, id, fetched)
     local attempts, since = attempt_of(attempt), moment
     if holder ~= worker or attempts == 0 then -- 0: a client wrote this worker's name
       attempts = attempts + 1
-      if light_of(id) then
-        redis.call('HSET', light, id, light_text(payload, run[3], moment, worker))
+      local job, has_record = light_of(id)
+      if job then
+        redis.call('HSET', light, id, light_text(payload, (has_record and '=' or '') .. job.due, moment, worker))
       else
         redis.call('HSET', record_key(id), 'attempt', attempts, 'worker', worker, 'started', moment)
       end

@@ -317,7 +317,7 @@ end
 
 -- The fields that `end_runs` reads, of the first run of a light job, and its due, which is the tenth of them; nil if the
 -- job is no light one, or this is not its run. One table for all runs of this name: most of a call started together.
--- USES light_jobs
+-- USES light_jobs, recorded
 local light_runs = {}
 local function light_run(id, named, worker)
   local text, run = light_jobs[id], light_runs[named]
@@ -332,7 +332,9 @@ local function light_run(id, named, worker)
   end
   local head = run.head
   if text:sub(1, #head) == head then
-    return run, text:match('^%S+', #head + 1)
+    local mark, due = text:match('^(=?)(%S+)', #head + 1)
+    recorded[id] = mark == '='
+    return run, due
   end
 end
 
@@ -348,7 +350,7 @@ end
 -- are checked or made here. Runs that end together have mostly started together: then they are the first of the list,
 -- in this order, and one command takes them all out.
 -- USES processing, expect, expect_gate, belongs, leave, admit, unkept, write_history, find_light, job_fields,
---      ended_light, light, light_run
+--      ended_light, light_run, light
 local function end_runs(first, width, worker, now, finish)
   local list, ids, lost, refused = processing(worker), {}, {}, {}
   expect('LLEN', list)

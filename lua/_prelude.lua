@@ -153,8 +153,8 @@ local UNREAD = '}'
 -- One field of a job's record; nil when it is absent or empty, or the record is not a hash.
 -- USES light_of, record_key, FIELD_MOST, UNREAD
 local function field_of(id, field)
-  local job = light_of(id)
-  if job then
+  local job, has_record = light_of(id)
+  if job and (job[field] or not has_record) then
     return job[field]
   end
   local key = record_key(id)
@@ -191,13 +191,12 @@ end
 -- Several fields of a job's record, as `fields_of`.
 -- USES light_of, fields_of, record_key
 local function job_fields(id, ...)
-  local job = light_of(id)
-  if not job then
-    return fields_of(record_key(id), ...)
-  end
-  local values = { ... }
-  for i, name in ipairs(values) do
-    values[i] = job[name] or false
+  local job, has_record = light_of(id)
+  local values = (has_record or not job) and fields_of(record_key(id), ...) or {}
+  if job and not values.err then
+    for i, name in ipairs({ ... }) do
+      values[i] = job[name] or values[i] or false
+    end
   end
   return values
 end
@@ -308,8 +307,8 @@ end
 -- empty record.
 -- USES light_of, record_key, BYTES_READ, size_of, FIELDS_READ, valid_field
 local function readable_record(id)
-  local key, fields, left = record_key(id), {}, BYTES_READ
-  for field, value in pairs(light_of(id) or {}) do
+  local key, fields, left, job = record_key(id), {}, BYTES_READ, light_of(id) or {}
+  for field, value in pairs(job) do
     fields[#fields + 1] = field
     fields[#fields + 1] = value
   end
@@ -325,7 +324,7 @@ local function readable_record(id)
   end)
   for _, field in ipairs(names) do
     left = left - lengths[field]
-    local value = left >= 0 and redis.call('HGET', key, field)
+    local value = left >= 0 and not job[field] and redis.call('HGET', key, field)
     if value and valid_field[field] then
       value = valid_field[field](value)
     end
@@ -539,13 +538,13 @@ end
 
 -- Turn to another queue: from now on, the names of keys are those of it. A script that turns has no other names of keys
 -- than these, and writes nothing.
--- USES moving, dead_workers, redactions, light, light_jobs, more_light
+-- USES moving, dead_workers, redactions, light, light_jobs, recorded, more_light
 local function turn_to(queue)
   root = 'evsched:{' .. queue .. '}:'
   schedule, backlog, ready = root .. 'schedule', root .. 'backlog', root .. 'ready'
   dead, leases, recurrences = root .. 'dead', root .. 'leases', root .. 'recurrences'
   moving, dead_workers, redactions = root .. 'moving', root .. 'dead_workers', root .. 'redactions'
-  light, light_jobs, more_light = root .. 'light', {}, nil
+  light, light_jobs, recorded, more_light = root .. 'light', {}, {}, nil
 end
 
 -- Jobs that wait for a named window.

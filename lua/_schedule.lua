@@ -85,19 +85,23 @@ local function decode(member, cap)
   return job
 end
 
--- Light jobs: inline jobs without an id, a priority or a group of their own have no record until something is to be
--- written about them, since to write and to read records costs more than all else that is done for a job. Most never
--- get one: they run once, end well, and nobody can ask for them by an id.
+-- Light jobs: from dispatch to the end of the first run, what changes of a job is in a hash of the queue, and nothing of
+-- that in the job's record. So the jobs of a call are read and written by one command for all; one for each record costs
+-- more than all else that is done for a job.
 --
--- light  hash  id -> started, worker and due, and the member, with spaces between them; dashes for a worker and a start
---              that it does not have. From dispatch to the end of the first run, or until the record is written
+-- light  hash  id -> started, worker and due, and the payload, with spaces between them; dashes for a worker and a start
+--              that it does not have, a `=` before the due if the job has a record too
 --
--- Code that reads fields by `field_of` or `job_fields` finds them wherever they are, and `record` writes the record.
+-- Inline jobs without an id, a priority or a group of their own are light, and have no record: most never get one, since
+-- they run once, end well, and nobody can ask for them by an id. Of jobs with a record those are light of which that
+-- says nothing but what they are. Code that reads fields by `field_of` or `job_fields` finds them wherever they are. Code
+-- that writes to a record gets its key from `record`, which moves what the hash has to the record: then the job is no
+-- light one any more.
 
--- The light jobs that this call has read: id -> the text of the hash, or the fields that the record would have, once
--- they were asked for; false = it is no light job.
-local light, light_jobs = root .. 'light', {}
--- Whether there are light jobs that are not read yet; nil = that is not known.
+-- The light jobs that this call has read: id -> the text of the hash, or the fields of the job, once they were asked for;
+-- false = it is no light job. `recorded`: id -> true if it has a record too. `more_light`: whether there are light jobs
+-- that are not read yet; nil = that is not known.
+local light, light_jobs, recorded = root .. 'light', {}, {}
 local more_light
 
 -- May an inline job do without a record? A field may be written with escapes, or stand in an argument: then it has one
@@ -115,7 +119,7 @@ end
 -- Redis keeps a hash as a list, in which it searches for each field, while no value is longer than this.
 local LISTED_MOST = 64
 
--- The text of a light job, as the hash has it.
+-- The text of a light job, as the hash has it. `due`: with the mark.
 -- USES LISTED_MOST
 local function light_text(member, due, started, worker)
   if started then
@@ -126,9 +130,11 @@ local function light_text(member, due, started, worker)
 end
 
 -- Read the light jobs among some ids, by one command for all. pcall: a key of another type has none.
--- USES light, light_jobs, more_light
+-- USES first_sizes, light, more_light, light_jobs
 local function find_light(ids)
-  if #ids > 4 then
+  if first_sizes[light] then
+    more_light = first_sizes[light] > 0
+  elseif #ids > 4 then
     more_light = redis.call('EXISTS', light) == 1
   end
   if more_light ~= false and ids[1] then
@@ -139,8 +145,8 @@ local function find_light(ids)
   end
 end
 
--- The fields of a light job by their names; false when it is none.
--- USES light, light_jobs, more_light
+-- The fields of a light job by their names, false when it is none; and whether it has a record too, with other fields.
+-- USES light_jobs, more_light, light, recorded
 local function light_of(id)
   local job = light_jobs[id]
   if job == false or (job == nil and more_light == false) then
@@ -164,30 +170,30 @@ local function light_of(id)
       }
   end
   light_jobs[id] = job and not job.err and job
-  return light_jobs[id]
+  return light_jobs[id], recorded[id]
 end
 
--- Write the record of a light job, with more fields. If another client has just written a payload there, to use the id
--- for a job of its own, that stays. pcall: if the key is of another type, what follows finds that.
--- USES record_key
-local function write_light(id, job, ...)
-  local fields = { 'due', job.due }
-  if job.started then
-    fields = { 'due', job.due, 'attempt', '1', 'worker', job.worker, 'started', job.started }
+-- Write to the record of a light job what the hash has, and more fields. A payload that is there stays. pcall: if the key
+-- is of another type, what follows finds that. `started`: nil = it has not.
+-- USES record_key, recorded, light_of
+local function write_light(id, due, worker, started, ...)
+  local key = record_key(id)
+  if not recorded[id] then
+    redis.pcall('HSETNX', key, 'payload', light_of(id).payload)
   end
-  redis.pcall('HSETNX', record_key(id), 'payload', job.payload)
-  for _, word in ipairs({ ... }) do
-    fields[#fields + 1] = word
+  if started then
+    redis.pcall('HSET', key, 'due', due, 'attempt', '1', 'worker', worker, 'started', started, ...)
+  else
+    redis.pcall('HSET', key, 'due', due)
   end
-  redis.pcall('HSET', record_key(id), unpack(fields))
 end
 
--- The key of a job's record, for what writes to it: a light job becomes one with a record.
+-- The key of a job's record, for what writes to it: a light job becomes one that only has a record.
 -- USES light_of, write_light, light, record_key, light_jobs
 local function record(id)
   local job = light_of(id)
   if job then
-    write_light(id, job)
+    write_light(id, job.due, job.worker, job.started)
     redis.call('HDEL', light, id)
     light_jobs[id] = false
   end

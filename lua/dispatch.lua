@@ -19,8 +19,8 @@
 -- USES   clock, expect, expect_gate, seconds, MEMBER_MOST, field_of, remove_waiting, bury, record, TOO_LONG,
 --        priority_of, group_of, moment_of, judge_occurrence, tally, next_score, keep_misnamed, NOT_A_HASH, holds,
 --        worker_of, reuse, throttled_in, recurrence_of, save_turns, open, payload_size, is_inline, is_id, ID_RULE,
---        decode, digest, keep_inline, with_failure, write_history, find_light, record_key, job_fields, light_text,
---        light, light_jobs, may_be_light, first_sizes, throttled, light_of
+--        decode, digest, keep_inline, with_failure, write_history, find_light, record_key, light_text, may_be_light,
+--        first_sizes, throttled, light_of, LIGHT_MOST, light, light_jobs, fields_of
 --
 -- O(n log n) in the n <= limit jobs moved, about 4 us each. An inline job becomes a light job or a record here. A job
 -- that cannot run goes to dead with a reason, and does not stop the others.
@@ -32,6 +32,10 @@ now, limit, cap = clock(now), tonumber(limit), tonumber(cap)
 local RECORD_WAIT = 2
 -- How many of the newest due jobs a call looks at when more is due than it moves.
 local NEWEST = 16
+-- The fields of a record that say nothing but what the job is.
+local PLAIN = { payload = true, priority = true, created = true }
+-- While fewer jobs than this wait, those with a record become light too: the payload is then there twice.
+local TWICE_MOST = 100000
 -- How many bytes of members a call reads, and how many at once: inline jobs may be long, and each MB takes Redis 5 ms.
 local BYTES_MOST, BYTES_SLICE = 1048576, 65536
 
@@ -43,6 +47,7 @@ if canary ~= '' then
 end
 
 expect('ZCARD', dead)
+expect('HLEN', light)
 expect_gate()
 
 local total = redis.call('ZCOUNT', schedule, '-inf', seconds(now))
@@ -129,10 +134,10 @@ local moved, buried, missed, places, leaving = {}, {}, {}, {}, {}
 -- The new light jobs, as id, text, ...
 local new_light = {}
 
--- Make a record of an inline job: whether Redis could. `due`: nil = that is written later.
-local function adopt(id, member, due, priority, group)
+-- Make a record of an inline job: whether Redis could.
+local function adopt(id, member, priority, group)
   local fields = { 'payload', member }
-  for name, value in pairs({ due = due, priority = priority, group = group }) do
+  for name, value in pairs({ priority = priority, group = group }) do
     fields[#fields + 1] = name
     fields[#fields + 1] = tostring(value)
   end
@@ -152,7 +157,7 @@ local function identify(member)
     return keep_inline(member), problem
   end
   local id = job.id or digest(member)
-  if not adopt(id, member, nil, job.priority, job.group) then
+  if not adopt(id, member, job.priority, job.group) then
     return keep_inline(member), 'the key of the record of ' .. id .. ' is ' .. NOT_A_HASH
   end
   return id
@@ -199,6 +204,12 @@ local function line_up(id, score, priority, group)
   moved[#moved + 1] = score
 end
 
+local function add_light(id, text)
+  light_jobs[id] = text
+  local last = #new_light
+  new_light[last + 1], new_light[last + 2] = id, text
+end
+
 -- A score near 0 means "now", and is replaced by that time.
 local function due_of(score)
   return tonumber(score) >= 1 and score or seconds(now)
@@ -225,17 +236,44 @@ local function line_up_known(id, key, score, priority, group, name)
   return true
 end
 
+-- What the record of a job says, by the names of its fields; of a long record, what `move_on` needs. nil: it is no hash.
+local function read_record(key)
+  local bytes, job = redis.call('MEMORY', 'USAGE', key, 'SAMPLES', '512'), {}
+  if bytes and bytes <= 4096 then
+    local fields = redis.pcall('HGETALL', key)
+    for i = 1, #fields, 2 do
+      job[fields[i]] = fields[i + 1]
+    end
+    return not fields.err and job or nil
+  end
+  local names = { 'payload', 'worker', 'finished', 'priority', 'group', 'awaited', 'parked', 'recurrence' }
+  local fields = fields_of(key, unpack(names))
+  for i, name in ipairs(names) do
+    job[name] = fields[i] or nil
+  end
+  return not fields.err and job or nil
+end
+
+-- May a job be light, by its record? `size`: of the payload.
+local function is_plain(job, size)
+  for name in pairs(job) do
+    if not PLAIN[name] then
+      return false
+    end
+  end
+  return size <= LIGHT_MOST and first_sizes[backlog] < TWICE_MOST
+end
+
 -- Move one due job on, by its record. Returns whether it leaves the schedule.
 local function move_on(id, score)
   local key = light_of(id) and record(id) or record_key(id)
-  local job = job_fields(id, 'payload', 'worker', 'finished', 'priority', 'group', 'awaited', 'parked', 'recurrence')
-  if job.err then
+  local job = read_record(key)
+  if not job then
     quarantine(keep_misnamed(id), 'the key of its record is ' .. NOT_A_HASH)
     return true
   end
-  local payload, worker, finished, priority, group, awaited, parked, name = unpack(job)
-  local size = payload_size(id, payload)
-  priority, group = priority or '5', group or ''
+  local payload, worker, finished, awaited, parked = job.payload, job.worker, job.finished, job.awaited, job.parked
+  local size, priority, group = payload_size(id, payload), job.priority or '5', job.group or ''
   if worker then
     if holds(worker_of(worker), id) then
       -- It runs now. The verb that ends the run puts it on the schedule again.
@@ -265,7 +303,13 @@ local function move_on(id, score)
   if is_ready[id] or (parked and throttled_in(id)) then
     return true -- it waits already
   end
-  return line_up_known(id, key, score, priority, group, name and recurrence_of(id, name))
+  if is_plain(job, size) then
+    score = due_of(score)
+    line_up(id, score, priority, '')
+    add_light(id, light_text(payload, '=' .. score))
+    return true
+  end
+  return line_up_known(id, key, score, priority, group, recurrence_of(id, job.recurrence))
 end
 
 for i = 1, #due, 2 do
@@ -274,9 +318,7 @@ for i = 1, #due, 2 do
   if id and not (light_jobs[id] or explicit[id] or is_ready[id]) then
     score = due_of(score)
     line_up(id, score, '5', '')
-    local text, last = light_text(member, score), #new_light
-    light_jobs[id] = text
-    new_light[last + 1], new_light[last + 2] = id, text
+    add_light(id, light_text(member, score))
     leaving[#leaving + 1] = member
   else
     id, problem = identify(member)
@@ -289,14 +331,8 @@ for i = 1, #due, 2 do
   end
 end
 
-if #new_light > 0 and type(redis.pcall('HSET', light, unpack(new_light))) ~= 'number' then
-  for member, id in pairs(light_ids) do -- that key is of another type
-    local due = light_jobs[id] and light_jobs[id]:match('(%S+) {')
-    light_jobs[id] = false
-    if due then
-      adopt(id, member, due)
-    end
-  end
+if #new_light > 0 then
+  redis.call('HSET', light, unpack(new_light))
 end
 if #places > 0 then
   redis.call('ZADD', backlog, 'NX', unpack(places))

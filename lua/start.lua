@@ -23,7 +23,8 @@
 --        enter, field_of, holds, worker_of, size_of, begin_count, judge_groups, reopen, spend, tokens, end_queue_pause,
 --        note_turns, joined_rows, milliseconds
 -- USES   clock, processing, expect, expect_gate, rows, admit, seconds, size_of, hand_out, idle, busy_leases,
---        write_history, find_light, light_jobs, light_text, counting, suspecting, light, name_of_run, first_sizes
+--        write_history, find_light, light_text, counting, suspecting, name_of_run, first_sizes, policy, throttled,
+--        light_jobs, light
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
 -- rows, in the worker's list. An id can be in the lists of two workers, if it was scheduled again and dispatched
@@ -105,18 +106,24 @@ local out = { started = {}, buried = {}, suspected = {}, room = math.max(BYTES_M
 out.worker, out.list, out.cap, out.now, out.moment = worker, list, cap, now, seconds(now)
 find_light(ids)
 local light_begins, first_run = {}, name_of_run(1, out.moment)
+-- Most jobs are light ones of which nothing else is to be asked: for them, this does what `hand_out` does. A job that
+-- BLMOVE moved may also wait.
+local is_plain = not (counting or suspecting or policy.batches)
+local first = is_plain and 1 or #ids + 1
+if is_plain and given > 0 and redis.call('EXISTS', backlog, throttled, ready) > 0 then
+  first = given + 1
+end
 for i = 1, #ids do
-  local id, due, at = ids[i], nil, nil
-  local text = i > given and not counting and not suspecting and light_jobs[id]
+  local id, mark, due, at = ids[i], nil, nil, nil
+  local text = i >= first and light_jobs[id]
   if type(text) == 'string' and #text <= cap and #text <= out.room then
-    due, at = text:match('^%- %-+ (%S+) ()')
+    mark, due, at = text:match('^%- %-+ (=?)(%S+) ()')
   end
   if due then
-    -- A light job of which nothing else is to be asked: this is what `hand_out` does, for most jobs of a crowd.
     local payload, started, last, begins = text:sub(at), out.started, #out.started, #light_begins
     started[last + 1], started[last + 2], started[last + 3] = id, first_run, due
     started[last + 4], started[last + 5] = payload, due
-    light_begins[begins + 1], light_begins[begins + 2] = id, light_text(payload, due, out.moment, worker)
+    light_begins[begins + 1], light_begins[begins + 2] = id, light_text(payload, mark .. due, out.moment, worker)
     out.room = out.room - #payload
   elseif not hand_out(out, id, i <= given) then
     -- The jobs that do not fit in the reply go back to the front of ready. Those in the rows stay in the worker's list.

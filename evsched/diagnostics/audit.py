@@ -212,7 +212,6 @@ _TYPES: Final = KEY_TYPES | {
     "declared_limits": "hash",
     "ends": "stream",
     "history": "stream",
-    "light": "hash",
     "moving": "hash",
     "newly_paused": "set",
     "parents": "zset",

@@ -221,7 +221,7 @@ def _count(reply: list[bytes]) -> int:
 
 KEY_TYPES: Final = {
     **dict.fromkeys(("schedule", "backlog", "dead", "leases", "idle", "throttled", "recurrences"), "zset"),
-    **dict.fromkeys(("limits", "in_flight", "fair", "suspects"), "hash"),
+    **dict.fromkeys(("limits", "in_flight", "fair", "suspects", "light"), "hash"),
     "ready": "list",
 }
 """The keys on which a whole queue depends, with their types."""

@@ -272,7 +272,7 @@ def _check_wait(state: State, job: str, record: dict[str, str], found: list[str]
 def _record(snapshot: Snapshot, job: str) -> dict[str, str]:
     """Return the record of a job, as readers see it; {} if it has none."""
     light = snapshot.pairs("light").get(job)
-    return snapshot.pairs(f"job:{job}") if light is None else dict(light_fields(light))
+    return (light_fields(light) if light else {}) | snapshot.pairs(f"job:{job}")
 
 
 def _recorded(snapshot: Snapshot) -> set[str]:

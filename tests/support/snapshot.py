@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 
 def snapshot(raw: Any, queue: str) -> dict[str, Any]:
-    """Return the content of all keys of a queue as text, by their names after the root, without the history."""
+    """Return the content of all keys of a queue as text, by their names after the root, without the history.
+
+    Light jobs are in the records, where readers see them.
+    """
     root = f"evsched:{{{queue}}}:"
     found_keys = raw.scan_iter(match=f"{root}*", count=1000)
     keys = sorted(key for key in found_keys if not _text(key).startswith((f"{root}history", f"{root}hour:")))
@@ -31,22 +34,21 @@ def snapshot(raw: Any, queue: str) -> dict[str, Any]:
             found[name] = [_text(item) for item in held]
         else:
             found[name] = {_text(field): _text(value) for field, value in held.items()}
+    for job, text in found.pop("light", {}).items():
+        found[f"job:{job}"] = light_fields(text) | found.get(f"job:{job}", {})
     return found
 
 
 def records_in(state: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the records of a snapshot by the ids of their jobs, as readers see them."""
-    written = {name.removeprefix("job:"): fields for name, fields in state.items() if name.startswith("job:")}
-    light = {job: dict(light_fields(text)) for job, text in state.get("light", {}).items()}
-    return {job: light.get(job, {}) | written.get(job, {}) for job in light | written}
+    """Return the records of a snapshot by the ids of their jobs."""
+    return {name.removeprefix("job:"): fields for name, fields in state.items() if name.startswith("job:")}
 
 
-def light_fields(text: str) -> Iterator[tuple[str, str]]:
+def light_fields(text: str) -> dict[str, str]:
     """Return the fields of a light job, as its record would have them."""
     started, worker, due, payload = text.split(" ", 3)
-    yield from (("payload", payload), ("due", due))
-    if started != "-":
-        yield from (("attempt", "1"), ("worker", worker), ("started", started))
+    fields = {"payload": payload, "due": due.lstrip("=")}
+    return fields if started == "-" else fields | {"attempt": "1", "worker": worker, "started": started}
 
 
 def _text(value: bytes) -> str:
