@@ -340,7 +340,8 @@ end
 
 -- End runs of a worker. Each row from `first` on is one run: id, run, and the last arguments of
 -- `finish(id, run, scheduled, ...)`. `run` has the record's worker, attempt, reply, again, stop, recurrence, reason,
--- ledger, started, due, group, by and batch. `scheduled` is the id's score on the schedule, false if it is not there.
+-- ledger, started, due, group, by and batch. `takes_light`: `finish` knows light jobs, which otherwise get records first.
+-- `scheduled` is the id's score on the schedule, false if it is not there.
 -- Returns the ids of the runs that do not belong to the worker any more: LOST. Nothing is written for those. Also
 -- returns the ids of the runs that `finish` refused to end, each followed by the error that it returned. They stay in
 -- the worker's list.
@@ -350,8 +351,8 @@ end
 -- are checked or made here. Runs that end together have mostly started together: then they are the first of the list,
 -- in this order, and one command takes them all out.
 -- USES processing, expect, expect_gate, belongs, leave, admit, unkept, write_history, find_light, job_fields,
---      ended_light, light_run, light
-local function end_runs(first, width, worker, now, finish)
+--      ended_light, light_run, light, record
+local function end_runs(first, width, worker, now, finish, takes_light)
   local list, ids, lost, refused = processing(worker), {}, {}, {}
   expect('LLEN', list)
   expect_gate()
@@ -364,7 +365,12 @@ local function end_runs(first, width, worker, now, finish)
   find_light(ids)
   for i = 1, #ids do
     local id, named = ids[i], ARGV[first + (i - 1) * width + 1]
-    local run, due = light_run(id, named, worker)
+    local run, due
+    if takes_light then
+      run, due = light_run(id, named, worker)
+    else
+      record(id)
+    end
     ours[i], dues[i] = run ~= nil, due
     if not run then
       run = job_fields(

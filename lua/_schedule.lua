@@ -158,16 +158,15 @@ local function light_of(id)
     job = more_light and redis.pcall('HGET', light, id)
   end
   if type(job) == 'string' then
-    local started, worker, due, at = job:match('^(%S+) (%S+) (%S+) (){')
-    local begun = due and started ~= '-'
-    job = due
-      and {
-        payload = job:sub(at),
-        due = due,
-        attempt = begun and '1' or nil,
-        worker = begun and worker or nil,
-        started = begun and started or nil,
-      }
+    local started, worker, mark, due, at = job:match('^(%S+) (%S+) (=?)(%S+) ()')
+    recorded[id] = mark == '='
+    if not due then
+      job = false -- another program has written it
+    elseif started == '-' then
+      job = { payload = job:sub(at), due = due }
+    else
+      job = { payload = job:sub(at), due = due, attempt = '1', worker = worker, started = started }
+    end
   end
   light_jobs[id] = job and not job.err and job
   return light_jobs[id], recorded[id]

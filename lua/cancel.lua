@@ -18,10 +18,10 @@
 -- RARE   pause_if_failing, release_waiting, begin_count, judge_groups, reopen, spend, tokens, end_queue_pause,
 --        note_turns
 -- USES   clock, rows, record, acquit, expect, expect_gate, remove_waiting, holder_of, fail, push_reply, recurrence_of,
---        release_waiting, admit, fields_of, unique, read_filter, match_waiting, is_inline, decode, digest, drop_next,
---        row_of, report_gone, field_of, wants_reply, REPLY_READ, moving_due, IS_MOVING, report_end, is_earlier,
---        place_of, seconds, note_act, add_end, group_of, is_id, note_history, write_history, label_of, abort,
---        note_next, member_reports
+--        release_waiting, admit, unique, read_filter, match_waiting, is_inline, decode, digest, drop_next, row_of,
+--        report_gone, field_of, wants_reply, REPLY_READ, moving_due, IS_MOVING, report_end, is_earlier, place_of,
+--        seconds, note_act, add_end, group_of, is_id, note_history, write_history, label_of, abort, note_next,
+--        member_reports, job_fields, record_key
 --
 -- Clients that wait for a reply get it. All jobs of the id end: a run, and a next run that was scheduled meanwhile. The
 -- field `stop` in the record makes a run end as cancelled even if its worker dies. Unless the job runs, its id is free
@@ -100,8 +100,9 @@ end
 
 -- Returns the place where the job was, or nil; and whether it runs and a next run waited too.
 local function cancel(id)
+  local run = job_fields(id, 'worker', 'finished', 'reply', 'recurrence', 'ledger', 'batch')
+  redis.call('HLEN', record_key(id)) -- refuses a key of another type before anything is written
   local key = record(id)
-  local run = fields_of(key, 'worker', 'finished', 'reply', 'recurrence', 'ledger', 'batch')
   local size = redis.call('HSTRLEN', key, 'payload')
   -- From all places: an id that waits may have been scheduled again.
   local place = remove_waiting(id)

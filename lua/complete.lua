@@ -25,4 +25,4 @@
 
 local now, worker, hook, task, plain = unpack(ARGV, 1, 5)
 now = clock(now)
-return end_runs(6, 6, worker, now, completion(now, hook, task, plain))
+return end_runs(6, 6, worker, now, completion(now, hook, task, plain), true)

@@ -137,6 +137,12 @@ local new_light = {}
 -- Make a record of an inline job: whether Redis could.
 local function adopt(id, member, priority, group)
   local fields = { 'payload', member }
+  for i = light_jobs[id] and #new_light - 1 or 0, 1, -2 do
+    if new_light[i] == id then -- it was due under its id as well, and would be light
+      table.remove(new_light, i)
+      table.remove(new_light, i)
+    end
+  end
   for name, value in pairs({ priority = priority, group = group }) do
     fields[#fields + 1] = name
     fields[#fields + 1] = tostring(value)

@@ -35,7 +35,7 @@ end
 local function due_of(prefix, id)
   local key, text = prefix .. 'job:' .. id, redis.pcall('HGET', prefix .. 'light', id)
   if type(text) == 'string' then
-    return moment_of(text:match('^%S+ %S+ (%S+)')) or '' -- of a light job
+    return moment_of(text:match('^%S+ %S+ =?(%S+)')) or '' -- of a light job
   end
   local due = size_of('HSTRLEN', key, 'due') < 32 and redis.pcall('HGET', key, 'due')
   return type(due) == 'string' and moment_of(due) or ''

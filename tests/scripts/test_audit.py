@@ -131,7 +131,7 @@ FAULTS: dict[str, tuple[Callable[[Seeded], object], str, str, str, bool]] = {
         True,
     ),
     "fetched without a record": (
-        lambda at: at.raw.delete(at.key("job:running")),
+        lambda at: (at.raw.delete(at.key("job:running")), at.raw.hdel(at.key("light"), "running")),
         "no-record",
         "job running",
         "HSET evsched:{",

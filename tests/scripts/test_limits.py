@@ -455,6 +455,7 @@ def test_job_without_a_readable_payload_counts_in_no_task(
     send(store.at(NOW).limit({"concurrency": 1, "concurrency:task:t": 9}))
     due(send, store, ["a", "b"])
     raw.hdel(key, "payload")
+    raw.hdel(f"evsched:{{{store.queue}}}:light", "b")
     if payload is not None:
         raw.config_set("proto-max-bulk-len", 9_000_000)
         raw.hset(key, "payload", payload)

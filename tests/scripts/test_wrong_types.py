@@ -368,6 +368,7 @@ def test_an_inline_job_whose_record_is_of_the_wrong_type_stops_no_other(
 def runs(send: Send, store: Store, raw: Any) -> list[FetchedJob]:
     """Three runs of worker "w"; the record of the second was overwritten meanwhile."""
     send(store.enqueue([New(job_id, b'{"task":"t"}', due=NOW) for job_id in "abc"]))
+    raw.hset(f"evsched:{{{store.queue}}}:job:b", "by", "x")  # so it is no light job
     send(store.at(NOW).dispatch(limit=10, cap=1000))
     runs = send(store.at(NOW).start("w", (), hold=3, lease=15)).jobs
     raw.set(f"evsched:{{{store.queue}}}:job:b", "wrong")

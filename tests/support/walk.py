@@ -199,7 +199,8 @@ class Walk:
 
     def schedule_inline(self) -> None:
         """Schedule inline jobs, some of which wait, run or have ended already."""
-        for job in dict.fromkeys([self.recent(), *self.pick.sample([*INLINE], self.pick.randint(1, 4))]):
+        ended = [job for job in INLINE if self.model.place_of(job) == "finished"]
+        for job in dict.fromkeys([self.recent(), *ended[:1], *self.pick.sample([*INLINE], self.pick.randint(1, 4))]):
             member, due = INLINE.get(job, ""), self.now + self.pick.choice([0, 0, 2])
             if not member or self.out_of_reach(job) or self.out_of_reach(member):
                 continue
