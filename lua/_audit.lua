@@ -96,14 +96,14 @@ end
 -- No job can run under an id that is not valid, so nothing else is reported about it. A member of the schedule that is
 -- an inline job is not the job whose record has that id.
 -- USES throttled_in, worker_of, moment_of, recurrence_of, waiting_places, is_held, group_of, held_by_any, seconds,
---      waits_in_vain, is_id, is_inline, misnamed_place, row_of, moving_due, record_key, light_of, job_fields
+--      waits_in_vain, is_id, is_inline, misnamed_place, row_of, moving_due, record_key, light_of, job_fields,
+--      field_size
 local function violations_of(id, from, strays, now)
   local key, found = record_key(id), {}
   local function report(code, where)
     found[#found + 1] = { code, where }
   end
-  local light_job, has_record = light_of(id)
-  local size = light_job and #light_job.payload or redis.pcall('HSTRLEN', key, 'payload')
+  local size = field_size(id, 'payload')
   if type(size) == 'table' then
     return { { 'record-type', '' } }
   end
@@ -111,7 +111,8 @@ local function violations_of(id, from, strays, now)
   local run = job_fields(id, 'worker', 'finished', 'outcome', 'due', 'parked', 'recurrence', 'ledger')
   local worker, finished, outcome, due = worker_of(run[1]), run[2], run[3], moment_of(run[4])
   local name, ended_well = recurrence_of(id, run[6]), outcome == 'done' or outcome == 'cancelled'
-  local ttl = light_job and not has_record and -1 or redis.call('PTTL', key) -- -2: there is no record
+  local ttl = redis.call('PTTL', key) -- -2: there is no record
+  ttl = ttl == -2 and light_of(id) and -1 or ttl
   local scheduled = not is_inline(id) and (redis.call('ZSCORE', schedule, id) or moving_due(id))
   local buried = redis.call('ZSCORE', dead, id)
   local waits, unnamed = waiting_places(id, from, parked)

@@ -39,14 +39,14 @@ end
 -- Whether a call that was sent first at `since`, and is sent again, has already written the job: its record is not
 -- older and has the same payload, and its last run did not begin before. So even if another client's call has written
 -- it, a job of this payload runs after `since`.
--- USES record, field_of, moment_of, place_of
+-- USES field_of, moment_of, place_of, field_size, whole_field
 local function is_written(id, payload, since)
   local created, started = moment_of(field_of(id, 'created')), moment_of(field_of(id, 'started'))
   return created ~= nil
     and tonumber(created) >= math.floor(since)
     and not (started and tonumber(started) < since)
-    and redis.call('HSTRLEN', record(id), 'payload') == #payload
-    and redis.call('HGET', record(id), 'payload') == payload
+    and field_size(id, 'payload') == #payload
+    and whole_field(id, 'payload') == payload
     and place_of(id, field_of(id, 'worker'), field_of(id, 'finished')) ~= nil
 end
 
@@ -141,14 +141,14 @@ end
 local REASON_MOST = 16384
 
 -- Why the last attempt of a job failed; nil if it has had none, or has ended since.
--- USES REASON_MOST, record, field_of, attempt_of
+-- USES REASON_MOST, field_of, attempt_of, field_size, whole_field
 local function last_failure(id)
   if attempt_of(field_of(id, 'attempt')) == 0 or field_of(id, 'finished') then
     return nil
   end
   local field = field_of(id, 'failure') and 'failure' or 'reason'
-  local size = redis.call('HSTRLEN', record(id), field)
-  return size > 0 and size <= REASON_MOST and redis.call('HGET', record(id), field) or nil
+  local size = field_size(id, field)
+  return size > 0 and size <= REASON_MOST and whole_field(id, field) or nil
 end
 
 -- The reason of a job that is given up before its next run begins: it also says why the last attempt failed, whose
@@ -299,13 +299,14 @@ end
 local REPLY_READ = 1048576
 
 -- Whether a client waits for the job's reply, as its record or its payload says.
--- USES record, field_of, REPLY_READ
+-- USES field_of, REPLY_READ, field_size, whole_field
 local function wants_reply(id)
   if field_of(id, 'reply') then
     return true
   end
-  local size = redis.call('HSTRLEN', record(id), 'payload')
-  local good, payload = pcall(cjson.decode, size <= REPLY_READ and redis.call('HGET', record(id), 'payload') or '')
+  local size = field_size(id, 'payload')
+  local is_read = type(size) == 'number' and size <= REPLY_READ
+  local good, payload = pcall(cjson.decode, is_read and whole_field(id, 'payload') or '')
   return good and type(payload) == 'table' and payload.reply == true
 end
 
@@ -340,7 +341,7 @@ local unkept, ended_light = {}, {}
 -- and label, as in `complete`. `hook` and `task`: see `call_hook`; '' = no hook. `plain`: '1' = JSON has all ids as
 -- they are. A run that was to stop ends as cancelled, even if it succeeded.
 -- USES note_plain, seconds, abort, acquit, note_end, add_end, push_reply, call_hook, begin_next, milliseconds, row_of,
---      unkept, record_key, ended_light, write_light, suspecting, light_jobs, recorded
+--      unkept, record_key, ended_light, write_light, suspecting, light_jobs
 local function completion(now, hook, task, plain)
   note_plain(plain)
   local moment = seconds(now)
@@ -371,8 +372,8 @@ local function completion(now, hook, task, plain)
       ended_light[#ended_light + 1] = id
       if retention ~= '0' then
         write_light(id, run[10], run[1], run[9], 'outcome', 'done', 'result', result, 'finished', moment)
-      elseif recorded[id] then
-        unkept[#unkept + 1] = key
+      else
+        unkept[#unkept + 1] = key -- another program may have written one
       end
     elseif retention == '0' and not row then
       unkept[#unkept + 1] = key

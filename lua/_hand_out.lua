@@ -1,4 +1,4 @@
--- How a worker gets jobs of ready: what is checked and written when a job starts.
+-- How a worker gets jobs of ready: the checks and the writes when a job starts.
 
 -- Start a job that is in the worker's list, or end it there if it cannot run. Returns false if there is no room for its
 -- payload; then nothing has happened. `fetched`: BLMOVE moved it. `out` says who gets the jobs, `worker` and `list`;
@@ -7,7 +7,7 @@
 -- gate may let other jobs pass.
 -- USES payload_size, moment_of, holds, worker_of, NOT_A_HASH, keep_misnamed, TOO_LONG, leave, with_failure, bury,
 --      abort, remove_waiting, uncount_run, field_of, policy, attempt_of, batch_holds, return_to_backlog, counting,
---      enter, name_of_run, suspicion_of, job_fields, record_key, light_of, light_text, throttled, light
+--      enter, name_of_run, suspicion_of, job_fields, record_key, light_of, light_text, throttled, light, recorded
 local function hand_out(out, id, fetched)
   local worker, list, now, moment = out.worker, out.list, out.now, out.moment
   local run = job_fields(id, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned')
@@ -71,9 +71,10 @@ local function hand_out(out, id, fetched)
     local attempts, since = attempt_of(attempt), moment
     if holder ~= worker or attempts == 0 then -- 0: a client wrote this worker's name
       attempts = attempts + 1
-      local job, has_record = light_of(id)
+      local job = light_of(id)
       if job then
-        redis.call('HSET', light, id, light_text(payload, (has_record and '=' or '') .. job.due, moment, worker))
+        local mark = recorded[id] and '=' or ''
+        redis.call('HSET', light, id, light_text(job.payload, mark .. job.due, moment, worker))
       else
         redis.call('HSET', record_key(id), 'attempt', attempts, 'worker', worker, 'started', moment)
       end

@@ -20,14 +20,13 @@ local payloads_read = 0
 
 -- The payload of a job whose task or origin has limits, else nil. Only a payload in which such a task is named, or may
 -- be named with escaped characters, is decoded: that takes 1 us and more, the search a tenth of it.
--- USES policy, payloads_read, TASK_WITHIN, light_of, record_key
+-- USES policy, payloads_read, TASK_WITHIN, field_size, whole_field
 local function limited_job(id)
-  local job, key = light_of(id), record_key(id)
-  local size = job and #job.payload or redis.pcall('HSTRLEN', key, 'payload')
+  local size = field_size(id, 'payload')
   if type(size) ~= 'number' or size == 0 or size > TASK_WITHIN then
     return nil
   end
-  local payload = job and job.payload or redis.call('HGET', key, 'payload')
+  local payload = whole_field(id, 'payload')
   payloads_read = payloads_read + size
   local named = payload:find('\\', 1, true)
   for _, quoted in pairs(policy.named) do

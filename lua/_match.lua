@@ -67,15 +67,14 @@ local function read_filter(text)
 end
 
 -- A field of a record that may be long; '' when it is absent or too long.
--- USES MATCH_MOST, bytes_matched, light_of, record_key
+-- USES MATCH_MOST, bytes_matched, field_size, whole_field
 local function long_field(id, field)
-  local job, key = light_of(id), record_key(id)
-  local size = job and #(job[field] or '') or redis.pcall('HSTRLEN', key, field)
+  local size = field_size(id, field)
   if type(size) ~= 'number' or size == 0 or size > MATCH_MOST then
     return ''
   end
   bytes_matched = bytes_matched + size
-  return job and job[field] or redis.call('HGET', key, field)
+  return whole_field(id, field)
 end
 
 -- A payload as a table, empty when it cannot be read.

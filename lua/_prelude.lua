@@ -150,19 +150,28 @@ local FIELD_MOST = 512
 -- Stands for a value that is longer, which is not read: each MB takes Redis about 5 ms. No function below accepts it.
 local UNREAD = '}'
 
+-- The size of a field of a job's record, in bytes, 0 when it is absent; an error when the record is not a hash.
+-- USES light_of, record_key
+local function field_size(id, field)
+  local job = light_of(id)
+  return job and job[field] and #job[field] or redis.pcall('HSTRLEN', record_key(id), field)
+end
+
+-- A field of a job's record, however long it is.
+-- USES light_of, record_key
+local function whole_field(id, field)
+  local job = light_of(id)
+  return job and job[field] or redis.call('HGET', record_key(id), field)
+end
+
 -- One field of a job's record; nil when it is absent or empty, or the record is not a hash.
--- USES light_of, record_key, FIELD_MOST, UNREAD
+-- USES field_size, whole_field, FIELD_MOST, UNREAD
 local function field_of(id, field)
-  local job, has_record = light_of(id)
-  if job and (job[field] or not has_record) then
-    return job[field]
-  end
-  local key = record_key(id)
-  local size = redis.pcall('HSTRLEN', key, field)
+  local size = field_size(id, field)
   if type(size) ~= 'number' or size == 0 then
     return nil
   end
-  return size > FIELD_MOST and UNREAD or redis.call('HGET', key, field)
+  return size > FIELD_MOST and UNREAD or whole_field(id, field)
 end
 
 -- Several fields of a record or of another hash, in the order of their names; false for an absent one. An error when it
@@ -191,12 +200,9 @@ end
 -- Several fields of a job's record, as `fields_of`.
 -- USES light_of, fields_of, record_key
 local function job_fields(id, ...)
-  local job, has_record = light_of(id)
-  local values = (has_record or not job) and fields_of(record_key(id), ...) or {}
-  if job and not values.err then
-    for i, name in ipairs({ ... }) do
-      values[i] = job[name] or values[i] or false
-    end
+  local job, values = light_of(id), fields_of(record_key(id), ...)
+  for i, name in ipairs(job and not values.err and { ... } or {}) do
+    values[i] = job[name] or values[i]
   end
   return values
 end

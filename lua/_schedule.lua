@@ -93,8 +93,8 @@ end
 --              that it does not have, a `=` before the due if the job has a record too
 --
 -- Inline jobs without an id, a priority or a group of their own are light, and have no record: most never get one, since
--- they run once, end well, and nobody can ask for them by an id. Of jobs with a record those are light of which that
--- says nothing but what they are. Code that reads fields by `field_of` or `job_fields` finds them wherever they are. Code
+-- they run once, end well, and nobody can ask for them by an id. A job with a record is light if that has only the
+-- payload, the priority and when it was created. Code that reads fields by `field_of` or `job_fields` finds them wherever they are. Code
 -- that writes to a record gets its key from `record`, which moves what the hash has to the record: then the job is no
 -- light one any more.
 
@@ -145,7 +145,7 @@ local function find_light(ids)
   end
 end
 
--- The fields of a light job by their names, false when it is none; and whether it has a record too, with other fields.
+-- The fields of a light job by their names, false when it is not one.
 -- USES light_jobs, more_light, light, recorded
 local function light_of(id)
   local job = light_jobs[id]
@@ -169,7 +169,7 @@ local function light_of(id)
     end
   end
   light_jobs[id] = job and not job.err and job
-  return light_jobs[id], recorded[id]
+  return light_jobs[id]
 end
 
 -- Write to the record of a light job what the hash has, and more fields. A payload that is there stays. pcall: if the key

@@ -21,14 +21,13 @@ local function run_is_here(worker, id, run)
 end
 
 -- The text of one of these fields; '' when there is none, or it is too long.
--- USES KEPT_READ, record_key
+-- USES KEPT_READ, field_size, whole_field
 local function kept_text(id, field)
-  local key = record_key(id)
-  local size = redis.pcall('HSTRLEN', key, field)
+  local size = field_size(id, field)
   if type(size) ~= 'number' or size == 0 or size > KEPT_READ then
     return ''
   end
-  return redis.call('HGET', key, field)
+  return whole_field(id, field)
 end
 
 -- The line of a name in such a text: its first and its last byte, and what follows the name; nil if there is none.

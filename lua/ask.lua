@@ -7,12 +7,11 @@
 -- FAILS  MISSING   no job of that id, its retention is over, or it was cancelled while it waited
 --        MOVING    it is on its way to another shard
 -- TWICE  the second call changes nothing
--- USES   record, fail, moving_due, IS_MOVING
+-- USES   record, fail, moving_due, IS_MOVING, record_key, field_size
 
 local id = unpack(ARGV, 1, 1)
-local key = record(id)
-local run = redis.call('HMGET', key, 'outcome', 'result', 'reason', 'finished')
-if redis.call('HSTRLEN', key, 'payload') == 0 and not run[4] then
+local run = redis.call('HMGET', record_key(id), 'outcome', 'result', 'reason', 'finished')
+if field_size(id, 'payload') == 0 and not run[4] then
   local why = ': it never existed, its retention is over, or it was cancelled while it waited'
   return fail('MISSING', id .. ' has no record' .. why)
 end
@@ -22,5 +21,5 @@ end
 if moving_due(id) then
   return fail('MOVING', id .. IS_MOVING) -- a mark that is written now might come too late
 end
-redis.call('HSET', key, 'reply', '1')
+redis.call('HSET', record(id), 'reply', '1')
 return { '', '', '' }

@@ -20,7 +20,7 @@
 --        priority_of, group_of, moment_of, judge_occurrence, tally, next_score, keep_misnamed, NOT_A_HASH, holds,
 --        worker_of, reuse, throttled_in, recurrence_of, save_turns, open, payload_size, is_inline, is_id, ID_RULE,
 --        decode, digest, keep_inline, with_failure, write_history, find_light, record_key, light_text, may_be_light,
---        first_sizes, throttled, light_of, LIGHT_MOST, light, light_jobs, fields_of
+--        first_sizes, throttled, light_of, LIGHT_MOST, light, light_jobs, fields_of, busy_leases
 --
 -- O(n log n) in the n <= limit jobs moved, about 4 us each. An inline job becomes a light job or a record here. A job
 -- that cannot run goes to dead with a reason, and does not stop the others.
@@ -110,6 +110,10 @@ if #due > 0 and first_sizes[ready] > 0 then
   end
 end
 
+-- Do all workers know light jobs? Those of the release before do not, nor do they say how long their busy lease is. While
+-- there is no worker, one of those may come.
+local workers = #due > 0 and redis.pcall('ZCARD', leases)
+local takes_light = workers and workers ~= 0 and workers == redis.pcall('HLEN', busy_leases)
 -- The due members that become light jobs -> their ids: most inline jobs. Whether any of them is known already, by a
 -- record or as a light job, one command tells for all records, and one for all light jobs.
 local light_ids, ids, keys, explicit = {}, {}, {}, {}
@@ -118,7 +122,7 @@ for i = 1, #due, 2 do
   if not is_inline(member) then
     explicit[member] = true
     ids[#ids + 1] = #member <= 200 and member or nil
-  elseif may_be_light(member) and #member <= cap then
+  elseif takes_light and may_be_light(member) and #member <= cap then
     local id = redis.sha1hex(member)
     light_ids[member] = id
     ids[#ids + 1] = id
@@ -242,7 +246,7 @@ local function line_up_known(id, key, score, priority, group, name)
   return true
 end
 
--- What the record of a job says, by the names of its fields; of a long record, what `move_on` needs. nil: it is no hash.
+-- The record of a job, by the names of its fields; of a long one, only what `move_on` needs. nil: it is not a hash.
 local function read_record(key)
   local bytes, job = redis.call('MEMORY', 'USAGE', key, 'SAMPLES', '512'), {}
   if bytes and bytes <= 4096 then
@@ -267,7 +271,7 @@ local function is_plain(job, size)
       return false
     end
   end
-  return size <= LIGHT_MOST and first_sizes[backlog] < TWICE_MOST
+  return takes_light and size <= LIGHT_MOST and first_sizes[backlog] < TWICE_MOST
 end
 
 -- Move one due job on, by its record. Returns whether it leaves the schedule.

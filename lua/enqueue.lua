@@ -31,7 +31,8 @@
 --        is gone (its retention is over, or it was cancelled or dropped) or is a later job's. Without `since`, it fails
 --        with EXISTS, or keeps the jobs of the first. With a `key` it writes nothing and returns the reply of the first
 -- USES   clock, rows, fail, record, acquit, seconds, write_record, field_of, place_of, known_due, expect, unique,
---        still_taken, take, whole_seconds, first_reply, keep_dues, is_written, refuse, member_reports, find_light
+--        still_taken, take, whole_seconds, first_reply, keep_dues, is_written, refuse, member_reports, find_light,
+--        record_key, light_of
 --
 -- All rows are checked before the first is written. Redis refuses this script when its memory is full. One command for
 -- all rows where there can be: one ZADD, so one keyspace event, and one EXISTS and one DEL, which take half of the time
@@ -65,17 +66,21 @@ for id in rows(9, 6) do
 end
 find_light(ids)
 for _, id in ipairs(ids) do
-  records[#records + 1] = record(id)
+  records[#records + 1] = record_key(id)
   if within ~= '' then
     records[#records + 1] = unique(id)
   end
 end
 local known = #records > 0 and redis.call('EXISTS', unpack(records)) > 0
+for _, id in ipairs(ids) do
+  known = known or light_of(id)
+end
 
 -- Why the id is taken; nil or false when it is not.
 local function refusal_of(id)
   local taken = within ~= '' and still_taken(id, now)
-  local place = redis.call('EXISTS', record(id)) == 1 and place_of(id, field_of(id, 'worker'), field_of(id, 'finished'))
+  local is_there = light_of(id) or redis.call('EXISTS', record_key(id)) == 1
+  local place = is_there and place_of(id, field_of(id, 'worker'), field_of(id, 'finished'))
   if place == 'dead' then
     return (within == '' or taken) and id .. ' is dead: revive or drop it'
   elseif place and place ~= 'finished' then

@@ -21,8 +21,8 @@
 --                  no due to change
 -- TWICE  the second call sets the same due, or the delay from the later now; with an `edit`, it changes nothing
 -- USES   clock, rows, seconds, expect, expect_gate, waiting_place, holder_of, field_of, fail, remove_waiting, admit,
---        read_filter, match_waiting, moving_due, IS_MOVING, note_act, record, size_of, valid_field, place_of,
---        known_due, MEMBER_MOST
+--        read_filter, match_waiting, moving_due, IS_MOVING, note_act, record, valid_field, place_of, known_due,
+--        MEMBER_MOST, field_size, whole_field
 --
 -- An edit changes the description of a job, and nothing else: its attempts, its recurrence and its row in the ledger
 -- stay. A dead job stays dead. A job is not edited while a worker holds it, even if its id waits again,
@@ -36,12 +36,12 @@ end
 
 -- The digest of a job's description as `look` returns it; nil if it has none, or one longer than any that is edited.
 local function digest_of(id)
-  local size, parts = size_of('HSTRLEN', record(id), 'payload'), {}
-  if size == 0 or size > MEMBER_MOST then
+  local size, parts = field_size(id, 'payload'), {}
+  if type(size) ~= 'number' or size == 0 or size > MEMBER_MOST then
     return nil
   end
   for at, name in ipairs({ DESCRIPTION_FIELDS }) do
-    local value = name == 'payload' and redis.call('HGET', record(id), name) or field_of(id, name)
+    local value = name == 'payload' and whole_field(id, name) or field_of(id, name)
     if value and valid_field[name] then
       value = valid_field[name](value)
     end
@@ -104,6 +104,7 @@ for id in rows(11, 1) do
   elseif filter or redis.call('ZSCORE', schedule, id) or waiting_place(id) then
     redis.call('ZADD', schedule, due, id)
     remove_waiting(id)
+    record(id) -- only due jobs are light
     dues[#dues + 1] = due
     changed[#changed + 1] = id
   else

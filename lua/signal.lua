@@ -15,7 +15,7 @@
 --        MOVING    it is on its way to another shard
 -- TWICE  the second call replies 'known', and changes nothing
 -- USES   clock, seconds, record, fail, expect, place_of, field_of, moving_due, IS_MOVING, kept_text, find_line,
---        awaited_until, SIGNALS_MOST, check_signal, worker_of, holds, note_act
+--        awaited_until, SIGNALS_MOST, check_signal, worker_of, holds, note_act, field_size
 
 local now, id, signal, value, act = unpack(ARGV, 1, 5)
 now = clock(now)
@@ -50,7 +50,7 @@ end
 
 expect('ZCARD', schedule, dead)
 local worker, finished = field_of(id, 'worker'), field_of(id, 'finished')
-local described = redis.pcall('HSTRLEN', record(id), 'payload') ~= 0
+local described = field_size(id, 'payload') ~= 0
 local place = described and place_of(id, worker, finished)
 if moving_due(id) then
   return fail('MOVING', id .. IS_MOVING)

@@ -289,7 +289,15 @@ class _Queue:
 
     def places(self) -> list[bytes]:
         lists = [f"processing:{worker}".encode() for worker in sorted(self.lists)]
-        return [b"schedule", b"backlog", *(b"backlog:" + group for group in self.groups), b"ready", b"dead", b"light", *lists]
+        return [
+            b"schedule",
+            b"backlog",
+            *(b"backlog:" + group for group in self.groups),
+            b"ready",
+            b"dead",
+            b"light",
+            *lists,
+        ]
 
     def suspect(self, violations: Iterable[Violation]) -> None:
         for violation in violations:

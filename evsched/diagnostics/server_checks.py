@@ -51,6 +51,7 @@ ZREMRANGEBYRANK backlog 0 1 · ZREMRANGEBYSCORE parents 0 1 · ZUNIONSTORE throt
 _PLACES: Final = ("job:", "reply:", "processing:", "declared:", "program:", "batch:", "batch_")
 _NAMES: Final = (
     *("arrival", "limits", "ready", "schedule", "backlog", "in_flight", "fair", "throttled", "dead", "canary", "idle"),
+    "light",
     *("starting", "newly_paused", "parents", "ends", "audit"),
 )
 

@@ -316,8 +316,9 @@ class ClientCalls(Queue):
         return self._verb(verb, texts, *clock, "", act, as_moment(since), *ids, again=again)
 
     def traces(self, job_id: str) -> list[Call[bool]]:
-        """Ask whether the queue has a record of a job, an inline job, or a light one: less exact than `look`, but much
-        cheaper.
+        """Ask whether the queue has a record of a job, an inline job, or a light one.
+
+        Much cheaper than `look`, and less exact.
         """
         record = ("EXISTS", f"{self._root}job:{job_id}")
         inline = ("ZSCORE", self._root + "schedule", job_id)

@@ -10,7 +10,17 @@ from msgspec.structs import replace
 
 from evsched import keys
 from evsched.jobs.job import FetchedJob, Mark
-from evsched.store.queue import Announced, Queue, as_bool, as_fields, as_optional, as_pairs, as_scores, as_struct, is_there
+from evsched.store.queue import (
+    Announced,
+    Queue,
+    as_bool,
+    as_fields,
+    as_optional,
+    as_pairs,
+    as_scores,
+    as_struct,
+    is_there,
+)
 from evsched.transport.call import Call, Word, raw, text, texts
 
 

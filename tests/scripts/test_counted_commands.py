@@ -63,7 +63,7 @@ def schedule(raw: Any, send: Send, store: Store, how: str) -> None:
 
 def load_scripts(send: Send, store: Store) -> None:
     """Have Redis know the scripts, and the worker a lease."""
-    send(store.heartbeat("w", 60, fresh=True))
+    send(store.heartbeat("w", 60, busy=60, fresh=True))
     for call in calls_that_find_nothing(store).values():
         send(call)
 

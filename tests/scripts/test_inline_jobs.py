@@ -69,7 +69,7 @@ class Twin:
         self.send(self.store.dispatch(limit=9, cap=1000))
 
     def fetch(self) -> None:
-        self.send(self.store.heartbeat("w", 15.0, fresh=True))
+        self.send(self.store.heartbeat("w", 15.0, busy=15.0, fresh=True))
         self.raw.lmove(f"{self.root}ready", f"{self.root}processing:w", "LEFT", "RIGHT")
 
     def start(self) -> None:
@@ -126,7 +126,7 @@ def fetched(twin: Twin) -> None:
 
 def running(twin: Twin) -> None:
     ready(twin)
-    twin.send(twin.store.heartbeat("w", 15.0, fresh=True))
+    twin.send(twin.store.heartbeat("w", 15.0, busy=15.0, fresh=True))
     twin.start()
 
 

@@ -29,6 +29,7 @@ def root(queue: str) -> str:
 
 
 def dispatch(send: Send, store: Store, *jobs: New) -> None:
+    send(store.at(NOW).heartbeat("w", 60, busy=15, fresh=True))
     if jobs:
         send(store.at(NOW).enqueue(jobs))
     send(store.at(NOW).dispatch(limit=100, cap=4096))
@@ -89,6 +90,7 @@ def test_first_write_to_the_record_ends_being_light(send: Send, store: Store, ra
 
 def test_late_end_of_a_run_does_not_end_a_later_one(send: Send, store: Store, raw: Any, root: str) -> None:
     runs = []
+    send(store.at(NOW).heartbeat("w", 60, busy=15, fresh=True))
     for n in range(2):
         raw.zadd(f"{root}schedule", {MEMBER: NOW + n})
         send(store.at(NOW + n).dispatch(limit=100, cap=4096))
@@ -127,6 +129,19 @@ def test_long_backlog_does_not_hold_payloads_twice(send: Send, store: Store, raw
     dispatch(send, store, New("a", MEMBER.encode(), due=NOW))
     assert not raw.exists(f"{root}light")
     assert record(raw, root, "a")[b"due"] == b"1900000000"
+
+
+@pytest.mark.parametrize("workers", [[], ["old"], ["w", "old"]], ids=["none", "an old one", "an old one too"])
+def test_no_job_is_light_while_a_worker_may_not_know_light_jobs(
+    send: Send, store: Store, raw: Any, root: str, workers: list[str]
+) -> None:
+    """Workers of the release before do not say how long their lease is while they hold jobs."""
+    for worker in workers:
+        send(store.at(NOW).heartbeat(worker, 60, busy=15 if worker == "w" else None, fresh=True))
+    raw.zadd(f"{root}schedule", {MEMBER: NOW})
+    send(store.at(NOW).dispatch(limit=100, cap=4096))
+    assert not raw.exists(f"{root}light")
+    assert record(raw, root, INLINE)[b"payload"] == MEMBER.encode()
 
 
 def test_job_that_is_due_under_its_id_and_as_a_member_is_one(send: Send, store: Store, raw: Any, root: str) -> None:

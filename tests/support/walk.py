@@ -236,7 +236,7 @@ class Walk:
         self.runs += [(worker, job) for job in fetch.jobs]
 
     def fetch(self, worker: str) -> list[str]:
-        self.send(self.store.at(self.now).heartbeat(worker, 15, fresh=True))  # as every worker does first
+        self.send(self.store.at(self.now).heartbeat(worker, 15, busy=15, fresh=True))  # as every worker does first
         one = self.raw.lmove(f"{self.root}ready", f"{self.root}processing:{worker}", "LEFT", "RIGHT")
         expected = self.model.fetch(worker)
         assert (one.decode() if one else None) == expected
