@@ -122,7 +122,7 @@ def client(url: str | None, *, changes_queue: bool = False) -> Generator[Command
         StoreDown: the numbers cannot be read. If the command changes no whole queue, and Redis is a cluster, a line on
             stderr says so instead when it needs them, because a node that is down must not hide the queues of others.
     """
-    # The modules stay to the end. Without this, the last collection, when Python ends, would look at all of them: 70 ms.
+    # The modules stay to the end. Without this, the last collection, as Python ends, would look at all of them: 70 ms.
     gc.freeze()
     address = settings(url).url
     found = CommandClient(address).as_operator(who_acts(address), "cli")
