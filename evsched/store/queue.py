@@ -185,9 +185,8 @@ class Announced(Struct, frozen=True):
     """The revision of the content, which Redis may lose; None = not registered yet."""
 
 
-BUDGET: Final = 0.002
-"""Seconds that one script should take, at most. It takes 2.5 times as long just after Redis has forked, or while one of
-its tables grows, and that should still be less than 5 ms."""
+BUDGET: Final = 0.003
+"""Seconds that one script should take, at most. 250 jobs take about 2 ms; often two scripts follow each other."""
 
 LEAST: Final = 16
 """The limit falls no further: for fewer jobs, the cost of the call itself outweighs that of the jobs."""
@@ -197,9 +196,7 @@ _STEPS: Final = 32
 
 
 class BatchLimit:
-    """The limit of jobs in a call, which adapts to the cost of calls. It never exceeds `most`.
-
-    It begins at half of that: in its first call Redis also compiles the script, which takes 2 ms.
+    """The limit of jobs in a call, which adapts to the cost of calls. It begins at `most`, and never exceeds it.
 
     Redis does one thing at a time: while a script runs, every other client waits. The cost of a job depends on the
     machine, its load and the jobs themselves (limits of groups, long payloads), so no fixed number is right. The limit
@@ -213,7 +210,7 @@ class BatchLimit:
     def __init__(self, most: int) -> None:
         self._most = most
         self._least = min(LEAST, most)
-        self.limit = max(self._least, most // 2)
+        self.limit = most
 
     def worth_timing(self, count: int) -> bool:
         """Return whether a call for this number of jobs is worth measuring."""
