@@ -77,8 +77,8 @@ class Times:
         self.probe_interval = self.probe_of(lease)
         # No job waits for the end of this one, since a worker that starts a job has the short one: it can be long, so
         # that an idle fleet sends little. Two heartbeats may fail here too.
-        self.idle_lease = _or(fixed.idle_lease, lease * 360 / 14)
-        self.idle_heartbeat = _or(fixed.idle_heartbeat, lease * 120 / 14)
+        self.idle_lease = _or(fixed.idle_lease, lease * 180 / 14)
+        self.idle_heartbeat = _or(fixed.idle_heartbeat, lease * 60 / 14)
         # A busy host may take a second to answer, however short the lease is. Connections keep theirs until they close.
         self.reply_timeout = _or(fixed.reply_timeout, max(1.5, lease * 1.5 / 14))
         # The longest sleep of a dispatcher or a relay: how late a job may start if an event is lost. A longer lease is
