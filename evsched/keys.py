@@ -101,6 +101,10 @@ def idle(queue: str, worker: str) -> str:
     return f"{root(queue)}idle:{worker}"
 
 
+CANARY: Final = b"canary"
+"""The message on that channel which says nothing but that the subscription is alive."""
+
+
 def starting(queue: str) -> str:
     """Return the key that exists while a parent without worker processes starts one, because jobs wait."""
     return root(queue) + "starting"

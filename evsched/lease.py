@@ -2,7 +2,7 @@
 
 A worker renews its lease in Redis; when the lease ends, a dispatcher has the worker's jobs start elsewhere. Its length
 is kept in Redis, so that all processes have the same. Each process reads it when it starts, or when it connects to
-Redis, and again every five minutes.
+Redis, and again every five minutes, a dispatcher every quarter of an hour.
 
 Processes that have different leases, because one has not read a change yet or Redis has lost the value, do no harm: a
 worker writes its own with each heartbeat, and a dispatcher judges the worker by that one.
@@ -17,6 +17,9 @@ from evsched.config import RANGES, Config
 
 DEFAULT: Final = 14.0
 """Seconds: the jobs of a dead worker start elsewhere within 15 s, which is the lease and the janitor's step."""
+
+_SELDOM: Final = 30
+"""Safety caps: a quarter of an hour. An idle process sends few commands."""
 
 
 def parse_lease(text: bytes | None) -> float | None:
@@ -59,18 +62,23 @@ class Times:
         """Return the silence after which a worker with a lease tests a connection, and how long its BLMOVE waits.
 
         A half-open connection is noticed after this and `reply_timeout`, together a little more than the lease. It is
-        as long as that allows, so that a whole idle fleet sends only 0.2 commands a second.
+        as long as that allows, so that a whole idle fleet sends only 0.1 commands a second.
         """
         return _or(self._fixed.probe_interval, lease * 13 / 14)
+
+    @property
+    def seldom(self) -> float:
+        """How often an idle process reads again what messages tell it, in case one was not sent, as after SWAPDB."""
+        return _SELDOM * self.safety_cap
 
     def _derive(self, lease: float) -> None:
         fixed = self._fixed
         self.heartbeat = self.heartbeat_of(lease)
         self.probe_interval = self.probe_of(lease)
-        # The jobs that an idle worker has fetched and not started wait for this one, and all else for the short one:
-        # it can be long, so that an idle fleet sends little. Two heartbeats may fail here too.
-        self.idle_lease = _or(fixed.idle_lease, lease * 135 / 14)
-        self.idle_heartbeat = _or(fixed.idle_heartbeat, lease * 45 / 14)
+        # No job waits for the end of this one, since a worker that starts a job has the short one: it can be long, so
+        # that an idle fleet sends little. Two heartbeats may fail here too.
+        self.idle_lease = _or(fixed.idle_lease, lease * 180 / 14)
+        self.idle_heartbeat = _or(fixed.idle_heartbeat, lease * 60 / 14)
         # A busy host may take a second to answer, however short the lease is. Connections keep theirs until they close.
         self.reply_timeout = _or(fixed.reply_timeout, max(1.5, lease * 1.5 / 14))
         # The longest sleep of a dispatcher or a relay: how late a job may start if an event is lost. A longer lease is

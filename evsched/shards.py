@@ -16,7 +16,7 @@ from evsched import keys
 from evsched.errors import ConfigError
 
 MOST: Final = 1024
-"""Shards of a queue: each costs each worker a heartbeat every 45 s."""
+"""Shards of a queue: each costs each worker a heartbeat every minute."""
 
 _DIGITS: Final = 5
 """Characters that a shard's name has more than the queue's."""

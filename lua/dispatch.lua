@@ -5,8 +5,8 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        limit     count: how many at most, under 1000; up to 16 more if more than that are due
 --        cap       count: bytes that a payload may have
---        canary    the dispatcher's id: also send it a message, which proves its subscription, and cause a keyspace
---                  event, which proves that Redis sends them; '' = send neither
+--        canary    the dispatcher's id: also send it and idle workers a message, which proves their subscriptions, and
+--                  cause a keyspace event, which proves that Redis sends them; '' = send neither
 -- REPLY  now; seconds until the next job is due or the gate opens, '0' = more is due already, '' = there is neither;
 --        list of the due times of the jobs that left the schedule; list of id, reason of the jobs that went to dead;
 --        list of the recurrences that missed an occurrence, once for each; seconds until a rate or the end of a pause
@@ -20,7 +20,7 @@
 --        priority_of, group_of, moment_of, judge_occurrence, tally, next_score, keep_misnamed, NOT_A_HASH, holds,
 --        worker_of, reuse, throttled_in, recurrence_of, save_turns, open, payload_size, is_inline, is_id, ID_RULE,
 --        decode, digest, keep_inline, with_failure, write_history, find_light, record_key, light_text, may_be_light,
---        first_sizes, throttled, light_of, LIGHT_MOST, light, light_jobs, fields_of, busy_leases
+--        first_sizes, throttled, light_of, LIGHT_MOST, light, light_jobs, fields_of, busy_leases, idle
 --
 -- O(n log n) in the n <= limit jobs moved, about 4 us each. An inline job becomes a light job or a record here. A job
 -- that cannot run goes to dead with a reason, and does not stop the others.
@@ -38,12 +38,17 @@ local PLAIN = { payload = true, priority = true, created = true }
 local TWICE_MOST = 100000
 -- How many bytes of members a call reads, and how many at once: inline jobs may be long, and each MB takes Redis 5 ms.
 local BYTES_MOST, BYTES_SLICE = 1048576, 65536
+-- How many idle workers hear a canary: others test their connections by themselves. Each takes 2 us.
+local HEARERS = 250
 
 if canary ~= '' then
   redis.call('DEL', root .. 'canary')
   redis.call('ZADD', root .. 'canary', 0, '')
   redis.call('DEL', root .. 'canary')
   redis.call('PUBLISH', 'evsched:canary:' .. canary, '1')
+  for _, worker in ipairs(redis.pcall('ZRANGE', idle, 0, HEARERS - 1)) do
+    redis.pcall('SPUBLISH', root .. 'idle:' .. worker, 'canary') -- pcall: without the right, they test them themselves
+  end
 end
 
 expect('ZCARD', dead)

@@ -32,9 +32,6 @@ from evsched.store.client_calls import New
 from evsched.store.server import clock
 from evsched.store.store import Store
 
-_CAP: Final = 300.0
-"""Seconds after which the loop looks at a queue with chores even without an event, and searches for others."""
-
 _CHORES: Final = 200
 """Chores that one step reads."""
 
@@ -78,7 +75,9 @@ class BatchKeeper:
         self._client = client or Client(runtime.config.url, runtime.shards)
         self._starter = Starter(self._client)
         self._queues = pausing.ShardFinder(self._client.store, self._client.shards)
-        self._rounds = QueueRounds("batches", runtime, served, _CAP, lambda seen: seen.chores, self.step)
+        self._rounds = QueueRounds(
+            "batches", runtime, served, runtime.times.seldom, lambda seen: seen.chores, self.step
+        )
         self.pulse = self._rounds.pulse
         self._stepped: dict[str, float] = {}
         """When the last chores of queues were done, on the monotonic clock; unless they released or started nodes of a
@@ -116,7 +115,7 @@ class BatchKeeper:
             return float("inf")
         due = [(step, at) for step, at in found if at <= now]
         if not due:
-            return min(found[0][1] - now, _CAP)
+            return min(found[0][1] - now, self._runtime.times.seldom)
         released = await self._carry_ends(store, [one for one in due if one[0].startswith("end ")], now)
         for step, _ in due:
             if not step.startswith("end "):

@@ -6,6 +6,7 @@ If none is named, that is the queue that has the job. A queue of which Redis has
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -121,6 +122,8 @@ def client(url: str | None, *, changes_queue: bool = False) -> Generator[Command
         StoreDown: the numbers cannot be read. If the command changes no whole queue, and Redis is a cluster, a line on
             stderr says so instead when it needs them, because a node that is down must not hide the queues of others.
     """
+    # The modules stay to the end. Without this, the last collection, as Python ends, would look at all of them: 70 ms.
+    gc.freeze()
     address = settings(url).url
     found = CommandClient(address).as_operator(who_acts(address), "cli")
     try:

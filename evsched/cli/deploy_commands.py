@@ -81,7 +81,7 @@ def _prune_all(redis: SyncClient, queue: str, app: str, *, dry_run: bool) -> lis
         raise EvschedError(
             f"queue {queue} is served by workers (evsched workers --queue {queue}): stop them first, or restart them "
             "with code that no longer declares this. A worker that was killed counts until a dispatcher has removed "
-            "its lease, after up to 135 s"
+            "its lease, after up to three minutes"
         )
     names = [
         name

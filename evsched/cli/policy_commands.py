@@ -294,7 +294,8 @@ def lease(
 ) -> None:
     """Show or change the lease: the seconds without a heartbeat after which a worker's jobs start elsewhere.
 
-    All processes read it from Redis, within five minutes of a change; none needs a restart, and no job is lost.
+    All processes read it from Redis within five minutes of a change, dispatchers within fifteen; none needs a restart,
+    and no job is lost.
 
     Example: evsched lease 30
     """

@@ -164,6 +164,10 @@ class DispatchLoop:
         self._polls = False
         self.check_all("reconnect")
 
+    def proved(self) -> None:
+        """Plan the next canary: the last one has come, perhaps after the reply to the step that carried it."""
+        self._wakeup.ring()
+
     def poll(self) -> None:
         """Look at every queue again and again, because no events arrive, until `look` is called.
 

@@ -89,11 +89,11 @@ class Janitor:
             StoreDown, StoreRefused
         """
         store = Store(queue)
-        survey, waits = await self._runtime.sender.send_all([store.survey(), store.waits()])
+        survey = await self._runtime.sender.send(store.survey())
         now = time.monotonic()
         # Jobs that wait may be fetched at any time, and no step announces it: a worker starts, or a slot becomes free.
         rest = self._runtime.times.idle_lease if survey.leases else float("inf")
-        if waits:
+        if survey.waits:
             rest = self._runtime.times.lease - _PATIENCE * self._runtime.times.heartbeat
         alive = set[tuple[str, str]]()
         if survey.moving is not None:

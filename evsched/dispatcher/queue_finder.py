@@ -3,8 +3,8 @@
 Most queues are found at once, by their first event. An event is lost when the subscription has a gap: a cut connection,
 a flood, a restart of Redis, or a Redis that sends no events. So `QueueFinder` searches in two ways:
 
-* It reads the set of all queues (`QueueSet`) after each new subscription, and once in a safety cap. It then adds the
-  queues that the set lacks.
+* It reads the set of all queues (`QueueSet`) after each new subscription, and every quarter of an hour; once in a
+  safety cap if it cannot rely on events. It then adds the queues that the set lacks.
 * It scans all keys (`KeyScan`) after each new subscription, and in each safety cap if Redis sends no events or the set
   cannot be read.
 
@@ -31,10 +31,6 @@ from evsched.store.store import Store
 
 _AGAIN: Final = 2.0
 """Seconds, half of them random, until the shards of named queues are read again if their node does not answer."""
-
-_SELDOM: Final = 10
-"""Safety caps between two readings of the set by a dispatcher that serves all queues and receives events, if no queue
-has shards. Workers write the set as often."""
 
 _READ_ALL: Final = 120
 """Safety caps between two readings of a set of the same size: an hour. Its members may have changed all the same."""
@@ -122,7 +118,8 @@ class QueueFinder:
     async def _read(self) -> None:
         """Serve the queues in the set; scan the keys too if neither the set nor events can be relied on."""
         self._was_read = now = time.monotonic()
-        self._read_at = now + self._runtime.times.safety_cap * (_SELDOM if self._relies_on_events() else 1)
+        times = self._runtime.times
+        self._read_at = now + (times.seldom if self._relies_on_events() else times.safety_cap)
         names, learned = await asyncio.gather(self._read_set(now), shard_map.learn(self._runtime))
         if self._config.queues:
             for name in filter(self._owns, shard_map.named(self._runtime)):
@@ -251,9 +248,6 @@ class QueueSet:
 _PAUSE: Final = 0.01
 """Seconds between two slices: 1,000 keys take 0.3 ms of Redis's time, and a million keys are scanned in 10 s."""
 
-_SCAN_APART: Final = 10
-"""Safety caps between two slices when nothing indicates a missed queue. SWAPDB, for example, sends no event."""
-
 
 class KeyScan:
     """Scans all keys for queues that only a ZADD has created, in slices that cost Redis a few per cent of its time.
@@ -317,7 +311,7 @@ class KeyScan:
         elif named:
             self.at = float("inf")  # the queues are known: the scan was only for their workers' lists
         else:
-            self.at = now + _SCAN_APART * self._runtime.times.safety_cap
+            self.at = now + self._runtime.times.seldom
 
     async def _lease(self, store: Store, workers: list[str]) -> None:
         """Give a lease to each of these workers of a queue, which have lists, unless the janitor watches its list.

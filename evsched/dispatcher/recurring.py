@@ -23,9 +23,6 @@ from evsched.store.dispatcher_calls import Agenda
 from evsched.store.store import Store
 from evsched.transport.call import Call
 
-_CAP: Final = 300.0
-"""Seconds after which the loop looks at a queue with recurrences even without an event, and searches for others."""
-
 AHEAD: Final = 15.0
 """Seconds by which occurrences are scheduled ahead. To schedule ten thousand of the same minute takes about 2 s."""
 
@@ -53,7 +50,9 @@ class Recurring:
     def __init__(self, runtime: Runtime, clock: RedisClock, served: Callable[[], list[str]]) -> None:
         self._runtime = runtime
         self._clock = clock
-        self._rounds = QueueRounds("recurring", runtime, served, _CAP, lambda seen: seen.recurs, self._visit)
+        self._rounds = QueueRounds(
+            "recurring", runtime, served, runtime.times.seldom, lambda seen: seen.recurs, self._visit
+        )
         self.pulse = self._rounds.pulse
         self._rewound = set[str]()
         """The queues whose recurrences were checked for being too far ahead, since `look`."""
@@ -91,7 +90,7 @@ class Recurring:
                 self._rewound.discard(queue)
                 raise
         rest = await self.step(queue)
-        return rest if rest == float("inf") else min(rest, _CAP)
+        return rest if rest == float("inf") else min(rest, self._runtime.times.seldom)
 
     async def _rewind(self, queue: str) -> None:
         """Move back the recurrences that were moved on while Redis's clock was ahead, once the clock is set back.

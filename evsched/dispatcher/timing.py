@@ -267,6 +267,11 @@ class RedisClock:
             self._jumped()
 
 
+_SOONER: Final = 0.99
+"""The part of the probe interval after which a canary is sent: idle workers hear it just before they would test their
+connections themselves. So one command in 13 s proves the connections of an idle fleet."""
+
+
 class Proof:
     """Proves that the subscription works, by canaries.
 
@@ -318,7 +323,7 @@ class Proof:
         """
         if self._silent is None or self._timer is not None:
             return float("inf")
-        return 0.0 if self._new else self._last + self._runtime.times.probe_interval
+        return 0.0 if self._new else self._last + _SOONER * self._runtime.times.probe_interval
 
     def expect(self) -> None:
         """Note that a canary is being sent: it must arrive within the reply timeout."""

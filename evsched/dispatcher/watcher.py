@@ -236,6 +236,7 @@ class Watcher:
             self._proof.event_came = True
         elif kind == "canary message":
             self._proof.message_came()
+            self._loop.proved()
 
     async def _check_flags(self) -> None:
         """Set the flags if Redis allows it. They survive neither a restart nor a failover, so at each connect."""

@@ -113,7 +113,7 @@ class ReadyWatch:
         def register() -> list[Call[Stance]]:
             return [self._stand_by(Store(queue), claim=0) for queue in self._last.queues]
 
-        async with background(self._repeat(register, self._runtime.times.idle_heartbeat)):
+        async with background(self._repeat(register, self._runtime.times.safety_cap)):
             prolonging = self._repeat(lambda: [Store(queue).prolong_start(_CLAIM)], _CLAIM / 2)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CLAIM_MOST), background(prolonging):
@@ -158,7 +158,7 @@ class ReadyWatch:
                         elif time.monotonic() < next_look:
                             continue
                     found = await self._runtime.sender.send(self._stand_by(store, _CLAIM))
-                    next_look = time.monotonic() + self._runtime.times.idle_heartbeat
+                    next_look = time.monotonic() + self._runtime.times.safety_cap
                     if not found.need:
                         refused = 0
                     elif found.claimed or refused >= _REFUSED_MOST:

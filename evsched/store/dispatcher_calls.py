@@ -84,18 +84,20 @@ class Survey(Struct, frozen=True):
     """The first job in ready, if workers wait for a message all the same."""
     reserved: bool = False
     """A part of a limit is not to be used yet: see `Reserved`."""
+    waits: bool = False
+    """Jobs wait in ready or behind the gate."""
     died: list[str] = []
     """The workers that died a moment ago, and whose lists are watched."""
 
 
 def _read_survey(reply: list[Any]) -> Survey:
-    since, beside, reserved, died, *flat = reply
+    since, beside, reserved, waits, died, *flat = reply
     leases = [
         Lease(text(flat[i]), flat[i + 1], float(flat[i + 2]), flat[i + 3], parse_lease(flat[i + 4]))
         for i in range(0, len(flat), 5)
     ]
     moving = float(since) if since else None
-    return Survey(leases, moving, text(beside) if beside else None, reserved == b"1", texts(died))
+    return Survey(leases, moving, text(beside) if beside else None, reserved == b"1", waits == b"1", texts(died))
 
 
 _ID_MOST: Final = 1000
@@ -253,7 +255,7 @@ class DispatcherCalls(Queue):
         return self._verb("fronts", read, _ID_MOST, *queues)
 
     def survey(self) -> Call[Survey]:
-        """Read all leases of the queue, whether jobs move to another shard, and whether one waits beside workers."""
+        """Read all leases of the queue, whether jobs move to another shard, and whether jobs wait."""
         return self._verb("survey", lambda reply: _read_survey(reply[0]), self._now(), self.queue)
 
     def many_surveys(self, queues: Sequence[str]) -> Call[list[Survey | None]]:
@@ -263,11 +265,6 @@ class DispatcherCalls(Queue):
             return [None if one is None else _read_survey(one) for one in reply]
 
         return self._verb("survey", read, self._now(), *queues)
-
-    def waits(self) -> Call[bool]:
-        """Return whether jobs wait in ready or behind the gate."""
-        places = (f"{self._root}{place}" for place in ("ready", "backlog", "throttled"))
-        return self._call(("EXISTS", *places), bool)
 
     def agenda(self, ahead: float, limit: int) -> Call[Agenda]:
         """Read the recurrences whose next planned time is at most `ahead` seconds away, and pauses that are over."""

@@ -46,7 +46,7 @@ longest script takes. After that the other queues have them: the node that was a
 
 
 class QueueConsumer:
-    """Serves one queue for a worker. `attend()` is called when it holds jobs after it held none.
+    """Serves one queue for a worker. `attend()` is called when it holds jobs after it held none, or its lease was lost.
 
     `notices`: connections that it shares with other queues; None = it has connections of its own.
     """
@@ -200,8 +200,10 @@ class QueueConsumer:
         if exchange.lent:
             reply = exchange.started = self._with_slots(reply)
             exchange.reserved = len(reply.jobs)
-        if not reply.leased and self.held.runs:
-            self.lose()
+        if not reply.leased:
+            self._attend()  # a heartbeat finds what else Redis has lost
+            if self.held.runs:
+                self.lose()
         self.demand.more = reply.more
         self.fetcher.answered(reply)
         held_some = bool(self.held.runs)

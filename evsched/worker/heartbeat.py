@@ -152,7 +152,7 @@ class Heartbeat(threading.Thread):
         return any(consumer.held.busy for consumer in list(self._consumers.values()))
 
     def attend(self) -> None:
-        """Note that the worker holds jobs from now on. The next heartbeat comes soon, even if it holds none by then.
+        """Send the next heartbeat soon: the worker holds jobs from now on, or Redis has lost its lease.
 
         The start has made its lease the short one, and only a heartbeat makes it long again.
         """

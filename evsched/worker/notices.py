@@ -3,8 +3,9 @@
 A worker that serves many queues, or shards, waits for them, and sends the exchanges of all on one connection too.
 
 A connection that is silent for `probe_interval` seconds is tested, and whether Redis still knows that the worker waits:
-after a FLUSHALL it does not. Then, when a connection is back, and when the slot of a queue has moved to another node of
-a cluster, the worker asks for jobs in each of the queues.
+after a FLUSHALL it does not. While a dispatcher is idle too, its canaries reach the workers that wait, so that they
+test nothing. After a FLUSHALL, when a connection is back, and when the slot of a queue has moved to another node of a
+cluster, the worker asks for jobs in each of the queues.
 
 `ShardWindows` is for queues with shards too: their named windows are kept in the queue itself, and jobs wait for them
 in the shards.
@@ -19,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from evsched import process_events
+from evsched import keys, process_events
 from evsched.errors import StoreError, StoreRefused
 from evsched.execution.run import Run
 from evsched.jobs.job import Deferred
@@ -72,9 +73,10 @@ class _Link:
             wait.opened()
         probe = asyncio.ensure_future(self._probe(subscription))
         try:
-            async for channel, _ in subscription.messages():
+            async for channel, message in subscription.messages():
                 self._heard = time.monotonic()
-                await self.waits[channel].on_notice()
+                if message != keys.CANARY:
+                    await self.waits[channel].on_notice()
         except StoreError as error:
             self._runtime.emit(process_events.RedisFailed(kind=error.kind))
         finally:

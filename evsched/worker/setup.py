@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from evsched import events, process_events, shard_map
 from evsched.errors import WRONG_TYPE, ConfigError, StoreError, StoreRefused
@@ -144,10 +144,6 @@ class Declarations:
             self._runtime.emit(events.RecurrenceBroken(queue=store.queue, name=one.name, reason=str(error)))
 
 
-_SELDOM: Final = 10
-"""Safety caps between two writes of the set of all queues: an idle worker sends few commands."""
-
-
 def _declared(task: Task) -> tuple[str, ...]:
     """Return the redacted parameters of a task, for readers that do not know its signature."""
     several = {task.signature.var_positional, task.signature.var_named} - {""}
@@ -262,8 +258,7 @@ class QueueSetup:
         know, so this is for queues that no dispatcher serves. Redis neither writes nor replicates an SADD that
         changes nothing.
         """
-        seldom = _SELDOM * self._runtime.times.safety_cap
-        wait = seldom
+        wait = self._runtime.times.seldom
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
@@ -276,7 +271,7 @@ class QueueSetup:
                 await shard_map.learn(self._runtime)  # Redis may have lost the lease too
             with contextlib.suppress(StoreError):
                 await self._restore_shards()
-            wait = seldom
+            wait = self._runtime.times.seldom
             for queue in sorted(self._undeclared):
                 if again := await self._write(Store(queue)):
                     wait = min(wait, again)

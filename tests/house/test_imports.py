@@ -22,6 +22,9 @@ main()
 """
 """Runs a command, and lists the modules that were imported."""
 
+COUNT = RUN.replace("sys\n", "gc, sys\n", 1).replace("*sys.modules", "gc.get_freeze_count() // len(gc.get_objects())")
+"""Runs a command, and prints how many objects the last collection passes over, for each that it looks at."""
+
 
 def modules(script: str, *words: str) -> set[str]:
     """Return the modules that a script lists."""
@@ -76,6 +79,11 @@ def test_a_command_imports_only_the_libraries_that_it_uses(tmp_path: Path) -> No
         "evsched.execution",
         "evsched.worker",
     }
+
+
+def test_the_last_collection_passes_over_what_a_command_imported(tmp_path: Path) -> None:
+    (passed_over,) = modules(COUNT, "queues", "--url", f"unix://{tmp_path / 'none'}")
+    assert int(passed_over) > 10
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -19,9 +19,11 @@ from evsched.execution import beginning
 from evsched.execution.run import Prepared, Run
 from evsched.jobs.current_job import CurrentJob
 from evsched.store import queue as store_queue
+from evsched.store import server
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
+from tests.support.patience import PATIENCE
 from tests.support.system import System, system
 
 MANY = 2_000
@@ -81,8 +83,9 @@ async def test_one_of_many_due_jobs_costs_a_fixed_number_of_commands(
     async with system(config, app, workers=0, dispatch=False) as running:
         await enqueue_due(running, queue, MANY, "j")
         running.work()
-        while not client.exists(f"{keys.root(queue)}busy_leases"):  # jobs are light while there are workers
-            await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE):
+            while not client.exists(f"{keys.root(queue)}busy_leases"):  # jobs are light while there are workers
+                await running.sender.send(server.clock())
         before = executed(client)
         running.dispatch()
         await complete(running, MANY)

@@ -60,6 +60,15 @@ async def test_a_half_open_subscription_is_noticed(queue: str, app: App) -> None
                 await running.recorder.wait(process_events.Subscribed, lambda event: event.again)
 
 
+async def test_canary_whose_message_comes_after_the_reply_is_followed_by_the_next(
+    server: EmbeddedRedis, queue: str, app: App
+) -> None:
+    """Which of the two arrives first is chance."""
+    config = Config(url=server.url, queues=(queue,), safety_cap=NO_CAP, probe_interval=0.02)
+    async with system(config, app, workers=0) as running:
+        await running.recorder.wait(events.Woken, lambda event: event.reason == "safety", count=50)
+
+
 async def test_a_redis_that_refuses_writes_does_not_end_the_subscription(queue: str, app: App) -> None:
     """A replica refuses the step that carries the canary, so a missing canary proves nothing."""
     with EmbeddedRedis(replicaof="127.0.0.1 1") as replica:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import closing
 from typing import Any
@@ -16,6 +17,7 @@ from evsched.execution import beginning
 from evsched.store.store import Store
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.subscription import Subscription
 from evsched.worker.exchange import Exchange, ExchangeSender
 from evsched.worker.fetcher import NotifiedFetcher
 from tests.support.cluster import Cluster
@@ -63,6 +65,10 @@ class Shards:
         """Return in how many queues the worker waits, for a message or in BLMOVE."""
         blocked = [client for client in self.raw.client_list() if client["cmd"] == "blmove"]
         return len(blocked) + sum(bool(self.waiting(queue)) for queue in self.queues)
+
+    def scripts(self) -> int:
+        """Return how many calls of scripts Redis has executed."""
+        return self.raw.info("commandstats")["cmdstat_evalsha"]["calls"]
 
     def connections(self) -> list[dict[str, str]]:
         """Return the connections that receive notifications for idle workers."""
@@ -268,12 +274,33 @@ async def test_a_silent_connection_is_tested_and_replaced(own: EmbeddedRedis, cl
             await started(running, "job")
 
 
+async def test_worker_that_hears_canaries_neither_tests_its_connection_nor_asks(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tested, ping = list[Subscription](), Subscription.ping
+
+    def note_ping(self: Subscription, answered: Callable[[], None]) -> None:
+        tested.append(self)
+        ping(self, answered)
+
+    monkeypatch.setattr(Subscription, "ping", note_ping)
+    config = structs.replace(shards.config, probe_interval=0.5, idle_heartbeat=3600.0, idle_lease=7300.0)
+    async with system(config, shards.app, dispatch=False) as running:
+        await shards.all_wait(running)
+        tested.clear()
+        before, sent, end = shards.scripts(), 0, time.monotonic() + 2 * running.runtime.times.probe_interval
+        while time.monotonic() < end:
+            await running.sender.send(Store(shards.queue).dispatch(limit=1, cap=1, canary="d"))
+            sent += 1
+        assert (tested, shards.scripts() - before) == ([], sent)
+
+
 @pytest.mark.parametrize("found", ["by a heartbeat", "by a test of the connection"])
 @pytest.mark.parametrize("lost", ["idle", "everything"])
 async def test_a_worker_that_redis_has_forgotten_asks_again(shards: Shards, lost: str, found: str) -> None:
     config = structs.replace(shards.config, heartbeat=0.1, idle_heartbeat=0.1, idle_lease=60.0)
     if found == "by a test of the connection":
-        config = structs.replace(shards.config, probe_interval=0.1, idle_heartbeat=3600.0, idle_lease=7300.0)
+        config = structs.replace(config, probe_interval=0.1, idle_heartbeat=3600.0, idle_lease=7300.0)
     async with system(config, shards.app) as running:
         await shards.all_wait(running)
         if lost == "everything":
@@ -281,6 +308,7 @@ async def test_a_worker_that_redis_has_forgotten_asks_again(shards: Shards, lost
         else:
             shards.raw.delete(*(f"{keys.root(queue)}idle" for queue in shards.queues))
         await shards.all_wait(running)
+        await until(lambda: all(shards.raw.exists(f"{keys.root(queue)}programs") for queue in shards.queues))
         shards.schedule(shards.queue, "job")
         await started(running, "job")
 

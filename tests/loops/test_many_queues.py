@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -321,13 +321,14 @@ async def test_the_janitor_surveys_only_the_queues_that_have_workers(own: Embedd
     client.zadd("evsched:{far-7}:leases", {"w": 1})
     config = Config(url=own.url, lease=0.5, heartbeat=0.1, idle_lease=0.5, idle_heartbeat=0.1)
     async with system(config, app, workers=0, dispatch=False) as running:
-        surveyed, send_all = list[Any](), running.sender.send_all
+        surveyed, send = list[Any](), running.sender.send
 
-        async def note(calls: Sequence[Call[Any]]) -> list[Any]:
-            surveyed.extend(call.near for call in calls)
-            return await send_all(calls)
+        async def note(call: Call[Any]) -> Any:
+            if call.name == "survey":
+                surveyed.append(call.near)
+            return await send(call)
 
-        running.sender.send_all = note
+        running.sender.send = note
         await running.dispatcher.find_queues()
         running.dispatch()
         async with asyncio.timeout(PATIENCE):

@@ -160,7 +160,7 @@ async def test_one_of_several_parents_is_woken_after_redis_loses_its_data(
     config: Config, sender: BatchingSender, store: Store, recorder: Recorder, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evsched.services.scale_to_zero._CLAIM", 60.0)
-    config = replace(config, idle_heartbeat=0.1)
+    config = replace(config, safety_cap=0.1)
     await announce(sender, store)
     watching = {watch(config, recorder, store.queue, announced=APP) for _ in range(3)}
     await blocked(sender, 3)

@@ -35,12 +35,13 @@ class Ear:
         self._pubsub.sunsubscribe(keys.idle(self._queue, worker))
         assert self._pubsub.get_sharded_message(timeout=PATIENCE)["type"] == "sunsubscribe"
 
-    def heard(self) -> list[str]:
-        """Return the notified workers in order. A PING is answered after all earlier messages."""
+    def heard(self, message: bytes = b"") -> list[str]:
+        """Return the workers that got this message and no other, in order. A PING is answered after all of them."""
         self._pubsub.ping()
         told = list[str]()
-        while (message := self._pubsub.get_sharded_message(timeout=PATIENCE))["type"] != "pong":
-            told.append(message["channel"].decode().rpartition(":")[2])
+        while (found := self._pubsub.get_sharded_message(timeout=PATIENCE))["type"] != "pong":
+            assert found["data"] == message
+            told.append(found["channel"].decode().rpartition(":")[2])
         return told
 
     def close(self) -> None:
@@ -83,6 +84,16 @@ def test_each_job_calls_one_worker_and_the_longest_waiting_first(
     assert "idle" not in state()
     found = send(store.at(NOW).start("u", (), hold=5, lease=99, wait=True))
     assert ([job.id for job in found.jobs], found.waits) == (["a", "b", "c", "d"], True)
+
+
+def test_idle_workers_hear_the_canary_and_go_on_waiting(send: Send, store: Store, state: State, ear: Ear) -> None:
+    ear.listen("u", "v", "w")
+    wait(send, store, "v", "u")
+    before = state()
+    send(store.at(NOW).dispatch(limit=100, cap=100, canary="d"))
+    assert (ear.heard(keys.CANARY), state()) == (["v", "u"], before)
+    send(store.at(NOW).dispatch(limit=100, cap=100))
+    assert ear.heard() == []
 
 
 def test_a_worker_that_asks_again_keeps_its_place(send: Send, store: Store, ear: Ear) -> None:
@@ -182,6 +193,7 @@ def test_a_heartbeat_says_whether_the_worker_waits(send: Send, store: Store, raw
 
 def test_a_key_of_the_wrong_type_stops_no_dispatch(send: Send, store: Store, raw: Any, queue: str) -> None:
     raw.set(f"evsched:{{{queue}}}:idle", "wrong")
+    send(store.at(NOW).dispatch(limit=100, cap=100, canary="d"))
     dispatch(send, store, "a")
     assert [job.id for job in send(store.at(NOW).start("w", (), hold=5, lease=99)).jobs] == ["a"]
 

@@ -23,12 +23,12 @@ def test_malformed_stored_lease_is_read_as_none(text: bytes | None) -> None:
 
 def test_times_follow_from_the_lease() -> None:
     times = Times(Config())
-    default = dict(zip(NAMES, (5.0, 135.0, 45.0, 13.0, 1.5, 30.0), strict=True))
+    default = dict(zip(NAMES, (5.0, 180.0, 60.0, 13.0, 1.5, 30.0), strict=True))
     assert (times.lease, default) == (14.0, shown(times))
     times.follow(28.0)
-    assert shown(times) == dict(zip(NAMES, (10.0, 270.0, 90.0, 26.0, 3.0, 30.0), strict=True))
+    assert shown(times) == dict(zip(NAMES, (10.0, 360.0, 120.0, 26.0, 3.0, 30.0), strict=True))
     times.follow(7.0)
-    assert shown(times) == dict(zip(NAMES, (2.5, 67.5, 22.5, 6.5, 1.5, 15.0), strict=True))
+    assert shown(times) == dict(zip(NAMES, (2.5, 90.0, 30.0, 6.5, 1.5, 15.0), strict=True))
     assert (times.heartbeat_of(28.0), times.probe_of(28.0)) == (10.0, 26.0), "of a worker with another lease"
 
 

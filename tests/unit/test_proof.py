@@ -70,7 +70,8 @@ async def test_after_a_proof_the_next_canary_is_wanted_after_a_silence(proof: Pr
     before = time.monotonic()
     proof.received()
     proof.message_came()
-    assert before + Times(config).probe_interval <= proof.at() <= time.monotonic() + Times(config).probe_interval
+    probe = Times(config).probe_interval
+    assert before + 0.9 * probe <= proof.at() < time.monotonic() + probe, "before idle workers test their connections"
 
 
 async def test_possibly_unsent_canary_is_tried_again_after_a_silence(proof: Proof, config: Config) -> None:
