@@ -425,6 +425,8 @@ end
 local SUSPECTED = 7 * 86400
 
 local suspects = root .. 'suspects'
+
+-- USES suspects
 local suspecting = redis.call('EXISTS', suspects) == 1
 
 -- A job's deaths, doubtful runs and counted doubtful runs: 0, 0, 0 when it is not a suspect. pcall: a key of another

@@ -234,7 +234,11 @@ class ExchangeSender:
         calls: list[Call[Any]] = [call for call, _ in writes]
         if hold := exchange.hold:
             cap, lease = runtime.config.payload_cap, runtime.times.lease
-            calls.append(store.start(worker, exchange.fetched, hold=hold, lease=lease, cap=cap, wait=exchange.wait))
+            calls.append(
+                store.start(
+                    worker, exchange.fetched, hold=hold, lease=lease, cap=cap, ticket=0 if exchange.wait else None
+                )
+            )
         exchange.sent = time.monotonic()
         if not calls:
             return
