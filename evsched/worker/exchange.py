@@ -67,7 +67,7 @@ class HeldRuns:
         self.running = 0
         """How many of `runs` have not ended."""
         self._cancelled = set[str]()
-        """Ids of unknown jobs that were cancelled during an exchange: its reply may contain their runs."""
+        """Ids of unknown jobs that were cancelled since the worker asked for jobs: their runs may be on the way."""
         self._surplus = 0
         """How many times in a row Redis counted more jobs than are known."""
 
@@ -80,8 +80,11 @@ class HeldRuns:
         """Take out the runs whose ends the next exchange writes, at most `limit`, and the ids that it starts."""
         ended, self.ended = self.ended[:limit], self.ended[limit:]
         fetched, self.fetched = self.fetched, []
-        self._cancelled.clear()
         return ended, fetched
+
+    def ask(self) -> None:
+        """Note that jobs are asked for: a job that was handed over before is not begun by its message any more."""
+        self._cancelled.clear()
 
     def keep(self, ended: list[Run], fetched: list[str]) -> None:
         """Keep the ends that an exchange could not write, and the jobs that it could not start, for the next one."""
@@ -187,8 +190,8 @@ class Exchange(Struct):
     """How many jobs the worker may hold after it; 0 = it starts nothing."""
     reserved: int
     """Slots that are kept for the jobs of the reply, those of `fetched` included."""
-    wait: bool
-    """If ready is empty, the worker waits for a message."""
+    ticket: int | None
+    """If ready is empty, the worker waits for a message with this ticket; 0: for an empty one. None = it does not."""
     lent: bool = False
     """The reply was late, so these slots were given to the other queues."""
 
@@ -234,11 +237,7 @@ class ExchangeSender:
         calls: list[Call[Any]] = [call for call, _ in writes]
         if hold := exchange.hold:
             cap, lease = runtime.config.payload_cap, runtime.times.lease
-            calls.append(
-                store.start(
-                    worker, exchange.fetched, hold=hold, lease=lease, cap=cap, ticket=0 if exchange.wait else None
-                )
-            )
+            calls.append(store.start(worker, exchange.fetched, hold=hold, lease=lease, cap=cap, ticket=exchange.ticket))
         exchange.sent = time.monotonic()
         if not calls:
             return
@@ -429,20 +428,23 @@ class LostReplies:
     async def _last_run(self, run: Run) -> LastRun:
         return await self._served.runtime.sender.send(self._served.store.last_run(run.job.id))
 
-    async def find(self) -> None:
+    async def find(self, *, stopping: bool) -> None:
         """Read the list. Start the jobs that are not known, as far as there are slots, and hand back the others.
+
+        A worker that is `stopping` hands back all of them.
 
         Raises:
             StoreDown, StoreRefused
         """
         sender, store, worker = self._served.runtime.sender, self._served.store, self._served.worker
         unknown = self._held.unknown(await sender.send(store.held(worker)))
-        kept = [job_id for job_id in unknown if self._share.reserve_one()]
+        kept = [job_id for job_id in unknown if not stopping and self._share.reserve_one()]
         self._held.fetched += kept
         if surplus := unknown[len(kept) :]:
             last = await sender.send_all([store.last_run(job_id) for job_id in surplus])
             runs = [(job_id, of.run if of.worker == worker else "") for job_id, of in zip(surplus, last, strict=True)]
-            await sender.send(store.requeue(worker, "no slot was free", runs=runs))
+            reason = "the worker stops" if stopping else "no slot was free"
+            await sender.send(store.requeue(worker, reason, runs=runs))
         self.suspected = False
 
 

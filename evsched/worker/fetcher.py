@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Final, Protocol
 
 from evsched import events, keys
@@ -16,7 +17,7 @@ from evsched.errors import FULL, StoreError
 from evsched.runtime.loops import Pulse
 from evsched.runtime.reconnect import Reconnect
 from evsched.store.server import unblock
-from evsched.store.worker_calls import Fetched
+from evsched.store.worker_calls import Fetched, Handed, read_handed
 from evsched.transport.senders import DirectSender
 from evsched.worker.exchange import ServedQueue
 from evsched.worker.slots import QueueShare
@@ -26,6 +27,33 @@ _BRIEF: Final = 1.0
 
 _UNBLOCK: Final = 0.05
 """Seconds between two tries to end a BLMOVE that waits."""
+
+_FRESH: Final = 1 / 7
+"""The part of the lease up to which the message of a hand-over may begin its run. The run is this worker's for the
+whole lease, and the heartbeat that the run causes comes within another 5/14 of it."""
+
+_SET_BACK: Final = 0.05
+"""Seconds by which a message may be newer than it can be, by rounding and jitter. Beyond, Redis's clock was set."""
+
+_BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def since_boot() -> float:
+    """Return the seconds since this machine was started. Unlike the monotonic clock, it counts while suspended."""
+    return time.clock_gettime(_BOOT_CLOCK)
+
+
+async def hand_back_one(served: ServedQueue, job_id: str, run: str = "") -> None:
+    """Hand back a job for which no slot is free. `run`: as `start` named it; "" = it has not been started.
+
+    Raises:
+        StoreDown, StoreRefused
+    """
+    store, worker, reason = served.store, served.worker, "no slot was free"
+    await served.runtime.sender.send(store.requeue(worker, reason, runs=[(job_id, run)]))
+    served.runtime.emit(
+        events.JobsRequeued(queue=store.queue, worker=worker, ids=[job_id], cause="busy", reason=reason)
+    )
 
 
 class FetchListener(Protocol):
@@ -37,6 +65,10 @@ class FetchListener(Protocol):
 
     def on_more(self) -> None:
         """Note that ready holds jobs, but no slot was free."""
+        ...
+
+    async def on_handed(self, handed: Handed, age: float | None) -> None:
+        """Begin a job that was handed over, `age` seconds ago at most. None = ask first whether it is still ours."""
         ...
 
     def on_unsure(self) -> None:
@@ -73,15 +105,24 @@ class Fetcher(Protocol):
         """Wait for jobs until stopped."""
         ...
 
-    def asks(self, room: int) -> bool:
-        """Note that `start` will ask for `room` jobs; return whether the worker then waits for a message."""
-        return False
+    def asks(self, room: int, *, starts: bool) -> int | None:
+        """Note that the exchange asks for `room` jobs, and whether it calls `start`; return the ticket for that."""
+        return None
 
-    def answered(self, reply: Fetched) -> None:
-        """Note the reply of `start`."""
+    def answered(self, reply: Fetched, known: int) -> None:
+        """Note the reply of `start`. `known`: how many jobs of the worker's list are known."""
 
-    def found(self, *, waits: bool) -> None:
-        """Note whether Redis knows that the worker waits for a message, which it may have lost."""
+    def settled(self) -> None:
+        """Note that the slots of the last question are used, or free again."""
+
+    def found(self, *, waits: bool, now: float, sent: float) -> None:
+        """Note whether Redis knows that the worker waits for a message, which it may have lost.
+
+        `now`: when Redis answered, by its clock. `sent`: when it was asked, in seconds since boot.
+        """
+
+    def forget(self) -> None:
+        """Take no message that was sent before: the worker reads its list, or has lost its lease."""
 
     async def feed(self, *, hungry: bool) -> None:
         """Set whether to wait for a job: if slots are free and ready was empty.
@@ -179,11 +220,7 @@ class BlockingFetcher(Fetcher):
         if not self._stopping and self._share.reserve_one():
             self._listener.on_fetched(job_id)
             return
-        store, worker, reason = self._served.store, self._served.worker, "no slot was free"
-        await self._served.runtime.sender.send(store.requeue(worker, reason, runs=[(job_id, "")]))
-        self._served.runtime.emit(
-            events.JobsRequeued(queue=store.queue, worker=worker, ids=[job_id], cause="busy", reason=reason)
-        )
+        await hand_back_one(self._served, job_id)
         self._listener.on_more()
 
     async def _block(self) -> str | None:
@@ -208,21 +245,37 @@ class NotifiedFetcher(Fetcher):
 
     `start` adds it in the same call in which it finds ready empty, and the script that puts a job into ready removes
     it. So the worker waits in `idle`, or has a message, or asks.
+
+    With each question the worker sends a new ticket, and it takes a job that is handed over only with the last one:
+    any other job may have been put back since. A ticket ends when the next question is sent, when its message has come,
+    when the worker's list is read, and when the subscription or the lease is lost. A job whose message is refused or
+    lost is in the worker's list, and the next reply of `start` says that it holds more than is known.
     """
 
-    def __init__(self, served: ServedQueue, listener: FetchListener) -> None:
+    def __init__(self, served: ServedQueue, share: QueueShare, listener: FetchListener) -> None:
         self._served = served
         self.queue = served.queue
         self.channel = keys.idle(served.queue, served.worker)
         """The channel of the messages."""
+        self._slots = share.slots
         self._listener = listener
         self._hungry = False
         self.waiting = False
         """The worker is in `idle`, as far as it knows."""
         self._declines = False
         """There was no room when it was to ask for that job."""
-        self._asked = False
-        """The question that was sent last asked to wait."""
+        self._ticket = 0
+        """The last ticket. It never comes again in the life of a worker."""
+        self._seated = False
+        """A job with that ticket may be handed over."""
+        self._asked: int | None = None
+        """The ticket of the question that was sent last, 0 = it waits for an empty message; None = it does not wait."""
+        self._room = 0
+        """How many slots are reserved for its reply, until that has come, or is lost."""
+        self._asked_at = 0.0
+        """When it was sent, in seconds since boot."""
+        self._clock: tuple[float, float] | None = None
+        """The last known time of Redis's clock, and when Redis was asked for it, in seconds since boot."""
         self._stopping = False
         self._stopped = asyncio.Event()
         self._open = False
@@ -237,6 +290,7 @@ class NotifiedFetcher(Fetcher):
         # Pass on the notice of a job for which there was no room when the worker was to ask. A notice that has come
         # since then is kept: the worker asks first, as it may have room.
         if self._declines:
+            self.notified = self._declines = False
             await self._decline()
         self._hungry = hungry
         self._ask()
@@ -245,21 +299,40 @@ class NotifiedFetcher(Fetcher):
         if self._hungry and self._open and not self.waiting and not self._stopping:
             self._listener.on_more()
 
-    def asks(self, room: int) -> bool:
+    def asks(self, room: int, *, starts: bool) -> int | None:
         self._declines = self.notified and not room
         if room:
             self.notified = False
-        self._asked = room > 0 and self._open and not self._stopping
+        if not starts:
+            return None
+        self.forget()
+        self._room = room
+        self._slots.asked += room
+        self._asked, self._asked_at = None, since_boot()
+        if room > 0 and self._open and not self._stopping:
+            self._ticket += 1
+            self._seated = self._slots.take_seat()
+            self._asked = self._ticket if self._seated else 0
         return self._asked
 
-    def answered(self, reply: Fetched) -> None:
-        self.waiting = reply.waits and not self.notified
-        if self._asked and not (reply.waits or reply.jobs or reply.buried):
-            self._listener.on_unsure()  # by Redis's list it holds all that it may: there are jobs that it does not know
+    def answered(self, reply: Fetched, known: int) -> None:
+        self._clock = reply.now, self._asked_at
+        if not reply.waits:
+            self.forget()
+        self.waiting = reply.waits and not self.notified and (self._seated or self._asked == 0)
+        if reply.held > known:
+            self._listener.on_unsure()
 
-    async def _decline(self) -> None:
-        self.notified = self._declines = False
-        await self._served.runtime.sender.send(self._served.store.decline(self._served.worker))
+    def settled(self) -> None:
+        self._slots.asked -= self._room
+        self._room = 0
+
+    def forget(self) -> None:
+        self._slots.seats -= self._seated
+        self._seated = self.waiting = False
+
+    async def _decline(self) -> bool:
+        return await self._served.runtime.sender.send(self._served.store.decline(self._served.worker))
 
     async def is_kept(self) -> bool:
         """Return False if Redis has lost that the worker waits.
@@ -269,38 +342,72 @@ class NotifiedFetcher(Fetcher):
         """
         return await self._served.runtime.sender.send(self._served.store.is_idle(self._served.worker))
 
-    def found(self, *, waits: bool) -> None:
-        if not waits and self.waiting:
-            self.waiting = False
+    def found(self, *, waits: bool, now: float, sent: float) -> None:
+        if self._clock is None or sent > self._clock[1]:
+            self._clock = now, sent
+        if not waits:
+            self.missed()
+
+    def missed(self) -> None:
+        """Note that Redis does not know that the worker waits: ask again, if the worker believes that it does."""
+        if self.waiting:
+            self.forget()
             self._ask()
 
     # Called for the subscription.
 
     def opened(self) -> None:
         """Note that messages arrive from now on. Earlier ones may have been lost."""
-        self._open, self._reason, self.waiting = True, None, False
+        self._open, self._reason = True, None
+        self.forget()
+        self._listener.on_unsure()
         self._ask()
 
     def closed(self, reason: str) -> None:
         """Note that no messages arrive."""
-        self._open, self._reason, self.waiting = False, reason, False
+        self._open, self._reason = False, reason
+        self.forget()
 
-    async def on_notice(self) -> None:
-        """Ask for a job that is ready, or pass it on if the worker stops."""
-        self.notified, self.waiting = True, False
+    async def on_notice(self, message: bytes) -> None:
+        """Take a job that was handed over; or ask for a job that is ready, or pass it on if the worker stops."""
+        if message:
+            handed = read_handed(message)
+            if self._seated and handed.ticket == self._ticket and not self._stopping:
+                self.forget()
+                await self._listener.on_handed(handed, self._age(handed.now))
+            return
+        self.notified = True
+        self.forget()
         if self._stopping:
+            self.notified = False
             with contextlib.suppress(StoreError):
                 await self._decline()
         else:
             self._listener.on_more()
 
+    def _age(self, moment: float) -> float | None:
+        """Return how old a message is at most, by Redis's clock; None if it may be too old to prove anything.
+
+        A process may have been stopped, or its machine suspended, while the message waited in its socket.
+        """
+        if self._clock is None:
+            return None
+        now, sent = self._clock
+        age = now + since_boot() - sent - moment
+        return max(0.0, age) if -_SET_BACK <= age <= self._served.runtime.times.lease * _FRESH else None
+
     # Called by the consumer.
 
     async def run(self) -> None:
-        """Wait until stopped, and pass on a notice that has come."""
+        """Wait until stopped, and wait for no message any more; pass on a notice that has come."""
         await self._stopped.wait()
+        waiting = self.waiting
+        self.notified = False
+        self.forget()
         with contextlib.suppress(StoreError):
-            await self._decline()
+            if await self._decline() or not waiting:
+                return
+        self._listener.on_unsure()  # a job was handed over meanwhile, or that is not known
 
     def fetch_no_more(self) -> None:
         self._stopping = True

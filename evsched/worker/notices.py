@@ -72,9 +72,9 @@ class _Link:
             wait.opened()
         probe = asyncio.ensure_future(self._probe(subscription))
         try:
-            async for channel, _ in subscription.messages():
+            async for channel, message in subscription.messages():
                 self._heard = time.monotonic()
-                await self.waits[channel].on_notice()
+                await self.waits[channel].on_notice(message)
         except StoreError as error:
             self._runtime.emit(process_events.RedisFailed(kind=error.kind))
         finally:
@@ -105,7 +105,7 @@ class _Link:
         waiting = [wait for wait in self.waits.values() if wait.waiting]
         if waiting and not await waiting[0].is_kept() and waiting[0].waiting:
             for wait in waiting:
-                wait.found(waits=False)
+                wait.missed()
 
 
 class Notices:

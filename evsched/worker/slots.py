@@ -118,6 +118,10 @@ class Slots:
 
     def __init__(self, total: int) -> None:
         self.total = self.free = total
+        self.seats = 0
+        """Seats that the worker has, each for one job that may be handed over to it."""
+        self.asked = 0
+        """Slots that are reserved for the replies to questions. Most will be free again."""
         self._shares: list[QueueShare] = []
         self._turns: dict[QueueShare, int] | None = None
         """How the free slots are dealt; None = they are to be dealt again."""
@@ -133,6 +137,15 @@ class Slots:
     def part(self) -> int:
         """An equal part of the free slots for each share, rounded up."""
         return -(-self.free // len(self._shares))
+
+    def take_seat(self) -> bool:
+        """Take a seat, if there are more slots for jobs than seats; return whether it was.
+
+        So a job is handed over to a worker without a free slot only if another queue took the slot meanwhile.
+        """
+        taken = self.seats < self.free + self.asked
+        self.seats += taken
+        return taken
 
     def join(self, weight: float, wake: Callable[[], None]) -> QueueShare:
         """Add a queue; return its share."""
@@ -239,7 +252,7 @@ class Demand:
         more. Other queues could not use a slot that is taken until the reply comes, so this one takes its part of them,
         or a block if jobs are brief.
         """
-        wants = self.more and self._closed_by is None
+        wants = self.more and self.closed_by is None
         self.share.want(wants)
         if not wants:
             return 0
@@ -252,10 +265,11 @@ class Demand:
     def not_fetching(self) -> FetchPause | None:
         """Why nothing is fetched now, however many slots are free; None = jobs are fetched when there is a slot."""
         slow = self.more and self.begin_limit.is_slow(time.monotonic())
-        return self._closed_by or ("busy loop" if slow else None)
+        return self.closed_by or ("busy loop" if slow else None)
 
     @property
-    def _closed_by(self) -> FetchPause | None:
+    def closed_by(self) -> FetchPause | None:
+        """Why nothing is fetched, even if jobs would begin at once."""
         if self.closed:
             return "quiet" if self.quiet else "stopping"
         if self._waits:

@@ -162,11 +162,11 @@ async def test_worker_notified_while_writing_an_outcome_asks_before_declining(
             shards.schedule(shards.queue, "second")
             await notified.wait()
 
-    async def note_notice(self: NotifiedFetcher) -> None:
-        await receive(self)
+    async def note_notice(self: NotifiedFetcher, message: bytes) -> None:
+        await receive(self, message)
         notified.set()
 
-    def note_decline(self: Store, worker: str = "") -> Call[Any]:
+    def note_decline(self: Store, worker: str = "") -> Call[bool]:
         declined.append(worker)
         return decline(self, worker)
 
@@ -200,7 +200,7 @@ async def test_a_worker_notified_by_two_shards_at_once_asks_in_both(
             await settled.wait()
         await send(self, exchange)
 
-    def note_decline(self: Store, worker: str = "") -> Call[Any]:
+    def note_decline(self: Store, worker: str = "") -> Call[bool]:
         declined.append(worker)
         settled.set()
         return decline(self, worker)
