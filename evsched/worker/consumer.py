@@ -346,8 +346,10 @@ class QueueConsumer:
             return
         if not self._reserve_handed(handed.ticket):
             self.on_more()
+            self.held.returning.add(job.id)
             try:
                 await hand_back_one(self.served, job.id, job.run)
+                self.held.returning.discard(job.id)
             except StoreError:
                 self.on_unsure()
         elif age is None:

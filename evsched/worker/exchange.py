@@ -68,6 +68,9 @@ class HeldRuns:
         """How many of `runs` have not ended."""
         self._cancelled = set[str]()
         """Ids of unknown jobs that were cancelled since the worker asked for jobs: their runs may be on the way."""
+        self.returning = set[str]()
+        """Ids of jobs that are being handed back. A call whose reply was lost may be done later, so their runs do not
+        begin here any more."""
         self._surplus = 0
         """How many times in a row Redis counted more jobs than are known."""
 
@@ -438,13 +441,19 @@ class LostReplies:
         """
         sender, store, worker = self._served.runtime.sender, self._served.store, self._served.worker
         unknown = self._held.unknown(await sender.send(store.held(worker)))
-        kept = [job_id for job_id in unknown if not stopping and self._share.reserve_one()]
+        returning = {*self._held.returning}
+        returned = unknown if stopping else [job_id for job_id in unknown if job_id in returning]
+        others = [job_id for job_id in unknown if job_id not in returned]
+        kept = [job_id for job_id in others if self._share.reserve_one()]
         self._held.fetched += kept
-        if surplus := unknown[len(kept) :]:
+        surplus = [*returned, *others[len(kept) :]]
+        self._held.returning.update(surplus)
+        if surplus:
             last = await sender.send_all([store.last_run(job_id) for job_id in surplus])
             runs = [(job_id, of.run if of.worker == worker else "") for job_id, of in zip(surplus, last, strict=True)]
             reason = "the worker stops" if stopping else "no slot was free"
             await sender.send(store.requeue(worker, reason, runs=runs))
+        self._held.returning.difference_update(returning, surplus)
         self.suspected = False
 
 

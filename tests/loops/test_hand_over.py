@@ -11,11 +11,13 @@ from msgspec import structs
 
 from evsched import App, Retry, current_job, events, keys
 from evsched.config import Config
+from evsched.errors import StoreDown
 from evsched.store.store import Store
 from evsched.store.worker_calls import read_handed
 from evsched.transport.embedded import EmbeddedRedis
+from evsched.worker import consumer as consumer_module
 from evsched.worker import fetcher
-from evsched.worker.exchange import Exchange, ExchangeSender
+from evsched.worker.exchange import Exchange, ExchangeSender, ServedQueue
 from evsched.worker.fetcher import NotifiedFetcher
 from tests.loops.test_idle_wait import started, until
 from tests.support.system import System, system
@@ -273,3 +275,32 @@ async def test_cancelled_job_does_not_begin_by_a_message_that_comes_later(
         scene.schedule("job")
         await running.recorder.wait(events.JobAborted)
     assert scene.begun == []
+
+
+async def test_job_that_may_still_be_put_back_does_not_begin(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reply to the call that puts it back is lost. The worker finds the job in its list, and has a slot again."""
+    lost, runs = list[str](), list[str]()
+
+    async def fill(one: NotifiedFetcher, message: bytes) -> None:
+        runs.append(read_handed(message).job.run)
+        consumer = running.workers[0].consumers[scene.queue]
+        if not lost:
+            consumer.demand.closed = consumer.demand.quiet = True
+            monkeypatch.setattr(consumer_module, "hand_back_one", lose)
+
+    async def lose(_: ServedQueue, job_id: str, __: str = "") -> None:
+        lost.append(job_id)
+        running.workers[0].consumers[scene.queue].demand.closed = False
+        monkeypatch.undo()
+        raise StoreDown("the reply is lost")
+
+    before_messages(monkeypatch, fill)
+    async with system(scene.config, scene.app) as running:
+        await scene.waits(running)
+        scene.schedule("job")
+        await scene.drops_nothing(running, "job")
+        assert lost == ["job"]
+        last = await running.runtime.sender.send(Store(scene.queue).last_run("job"))
+        assert runs
+        assert last.run not in runs, "it was put back, and started again"
+    assert scene.begun == [("job", 1)]
