@@ -2,7 +2,8 @@
 
 A job passes through it in these steps:
 
-    fetch    a `Fetcher` waits while ready is empty; under load it is not needed, since the exchange fetches too
+    fetch    a `Fetcher` waits while ready is empty, and the message that ends the wait may bring a job, which begins at
+             once; under load it is not needed, since the exchange fetches too
     collect  take the ends that are to be written, and reserve slots for the jobs to ask for: an `Exchange`
     send     one round trip writes these ends and starts the next jobs, so a batch costs what one job does
     settle   forget the runs whose ends are written, and hold the jobs that were handed out
@@ -35,7 +36,7 @@ from evsched.runtime.reconnect import Reconnect
 from evsched.store.store import Store
 from evsched.store.worker_calls import Fetched, Handed, Renewed
 from evsched.worker.exchange import Exchange, ExchangeSender, HeldRuns, LostReplies, ServedQueue, events_of
-from evsched.worker.fetcher import BlockingFetcher, Fetcher, NotifiedFetcher, hand_back_one
+from evsched.worker.fetcher import Fetcher, hand_back_one
 from evsched.worker.notices import Notices, ShardWindows
 from evsched.worker.run_notes import ProgressWriter, StepKeeper
 from evsched.worker.slots import WIDEST, Demand, Slots
@@ -48,7 +49,7 @@ longest script takes. After that the other queues have them: the node that was a
 class QueueConsumer:
     """Serves one queue for a worker. `attend()` is called when it holds jobs after it held none.
 
-    `notices`: connections that it shares with other queues; None = it has connections of its own.
+    `notices`: connections that it shares with other queues.
     """
 
     def __init__(
@@ -59,20 +60,16 @@ class QueueConsumer:
         executor: Executor,
         slots: Slots,
         attend: Callable[[], None],
-        notices: Notices | None = None,
+        notices: Notices,
     ) -> None:
         self.served = ServedQueue(runtime, Store(queue), worker)
         self.held = HeldRuns()
         share = slots.join(runtime.config.weights.get(queue, 1.0), self.wake)
-        self.fetcher: Fetcher = (
-            notices.join(NotifiedFetcher(self.served, share, self))
-            if notices
-            else BlockingFetcher(self.served, share, self)
-        )
+        self.fetcher = notices.join(Fetcher(self.served, share, self))
         self._attend = attend
         self._executor = executor
         self.demand = Demand(share, executor)
-        self._sender = ExchangeSender(self.served, notices and notices.sender)
+        self._sender = ExchangeSender(self.served, notices.sender if notices.share(queue) else None)
         self._progress = ProgressWriter(self.served, self.held.runs)
         self._steps = StepKeeper(self.served)
         self._lost = LostReplies(self.served, self.held, share)
@@ -90,7 +87,7 @@ class QueueConsumer:
 
     @property
     def pulses(self) -> list[Pulse]:
-        return [self._reconnect.pulse, *self.fetcher.pulses]
+        return [self._reconnect.pulse]
 
     def problem(self) -> str | None:
         """Return why it cannot start and end jobs; None = it can."""
@@ -172,8 +169,6 @@ class QueueConsumer:
         ended, fetched = self.held.begin_exchange(limit)
         if any(type(run.outcome) is Requeued for run in ended):
             demand.narrow()
-        if ended and self.fetcher.full:
-            demand.more = True  # these ends may let other jobs pass the gate, and BLMOVE cannot fetch those
         room = demand.reserve(limit, len(fetched), notified=self.fetcher.notified)
         hold = min(self.held.running + len(fetched) + room, WIDEST) if fetched or room else 0
         if hold:
@@ -407,16 +402,16 @@ class QueueConsumer:
         self.fetcher.fetch_no_more()
 
     async def stop_fetching(self) -> None:
-        """Fetch no more; a BLMOVE that waits ends without a job, or hands its job back."""
+        """Fetch no more; a job that was handed over meanwhile is handed back."""
         self.fetch_no_more()
         self._work.set()
-        await self.fetcher.stop()
+        self.fetcher.stop()
 
     async def go_quiet(self) -> None:
         """Fetch no more, and go on: jobs that run end, and a job that a lost reply left in the worker's list starts."""
         self.fetch_no_more()
         self.demand.quiet = True
-        await self.fetcher.stop()
+        self.fetcher.stop()
 
     async def finish(self) -> None:
         """Make no other exchange, and wait for the one that is under way.

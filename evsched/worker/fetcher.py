@@ -1,8 +1,7 @@
-"""How a consumer waits for jobs: in BLMOVE, or for a message that a job is ready. Both ways are a `Fetcher`.
+"""How a consumer waits for jobs: for messages on a connection that all queues on one server share (`notices.py`).
 
-BLMOVE moves a job into the worker's list the moment it is ready. But it occupies a connection and reads one list, so a
-worker of many shards would need many connections. The messages for all its shards on one server arrive on one
-connection (`notices.py`).
+BLMOVE, in which foreign workers wait, occupies a connection and reads one list. And what it moves must be started by
+another call, while a message brings the job itself.
 """
 
 from __future__ import annotations
@@ -13,20 +12,10 @@ import time
 from typing import Final, Protocol
 
 from evsched import events, keys
-from evsched.errors import FULL, StoreError
-from evsched.runtime.loops import Pulse
-from evsched.runtime.reconnect import Reconnect
-from evsched.store.server import unblock
+from evsched.errors import StoreError
 from evsched.store.worker_calls import Fetched, Handed, read_handed
-from evsched.transport.senders import DirectSender
 from evsched.worker.exchange import ServedQueue
 from evsched.worker.slots import QueueShare
-
-_BRIEF: Final = 1.0
-"""Seconds that the first BLMOVE after a failure blocks. Short, because only its reply shows that Redis accepts it."""
-
-_UNBLOCK: Final = 0.05
-"""Seconds between two tries to end a BLMOVE that waits."""
 
 _FRESH: Final = 1 / 7
 """The part of the lease up to which the message of a hand-over may begin its run. The run is this worker's for the
@@ -43,8 +32,8 @@ def since_boot() -> float:
     return time.clock_gettime(_BOOT_CLOCK)
 
 
-async def hand_back_one(served: ServedQueue, job_id: str, run: str = "") -> None:
-    """Hand back a job for which no slot is free. `run`: as `start` named it; "" = it has not been started.
+async def hand_back_one(served: ServedQueue, job_id: str, run: str) -> None:
+    """Hand back a run for which no slot is free.
 
     Raises:
         StoreDown, StoreRefused
@@ -59,10 +48,6 @@ async def hand_back_one(served: ServedQueue, job_id: str, run: str = "") -> None
 class FetchListener(Protocol):
     """Receives the reports of a fetcher."""
 
-    def on_fetched(self, job_id: str) -> None:
-        """Take over a job that was fetched; it has a slot."""
-        ...
-
     def on_more(self) -> None:
         """Note that ready holds jobs, but no slot was free."""
         ...
@@ -76,171 +61,7 @@ class FetchListener(Protocol):
         ...
 
 
-class Fetcher(Protocol):
-    """Waits for the jobs of one queue while it is hungry.
-
-    The consumer calls `asks` before it sends an exchange, `answered` when its `start` was answered, and then `feed`.
-    """
-
-    full = False
-    """Redis's memory is full, so that BLMOVE is refused. Scripts are accepted, and `start` fetches too."""
-    notified = False
-    """A job is ready, and the worker has not asked for it yet."""
-
-    @property
-    def client(self) -> int | None:
-        """The id at Redis of the connection that a BLMOVE may block; None = none does."""
-        return None
-
-    @property
-    def pulses(self) -> list[Pulse]:
-        return []
-
-    @property
-    def reason(self) -> str | None:
-        """Why it gets no jobs; None = it does, or has not tried."""
-        ...
-
-    async def run(self) -> None:
-        """Wait for jobs until stopped."""
-        ...
-
-    def asks(self, room: int, *, starts: bool) -> int | None:
-        """Note that the exchange asks for `room` jobs, and whether it calls `start`; return the ticket for that."""
-        return None
-
-    def answered(self, reply: Fetched, known: int) -> None:
-        """Note the reply of `start`. `known`: how many jobs of the worker's list are known."""
-
-    def settled(self) -> None:
-        """Note that the slots of the last question are used, or free again."""
-
-    def found(self, *, waits: bool, now: float, sent: float) -> None:
-        """Note whether Redis knows that the worker waits for a message, which it may have lost.
-
-        `now`: when Redis answered, by its clock. `sent`: when it was asked, in seconds since boot.
-        """
-
-    def forget(self) -> None:
-        """Take no message that was sent before: the worker reads its list, or has lost its lease."""
-
-    async def feed(self, *, hungry: bool) -> None:
-        """Set whether to wait for a job: if slots are free and ready was empty.
-
-        Raises:
-            StoreDown, StoreRefused
-        """
-        ...
-
-    def fetch_no_more(self) -> None:
-        """Begin no other wait. For any thread; `stop` ends the present one."""
-        ...
-
-    async def stop(self) -> None:
-        """End the wait. A job that has come meanwhile is handed back."""
-        ...
-
-
-class BlockingFetcher(Fetcher):
-    """Waits in BLMOVE, on a connection of its own, and fetches one job after the other."""
-
-    def __init__(self, served: ServedQueue, share: QueueShare, listener: FetchListener) -> None:
-        url, timeout = served.runtime.config.url, served.runtime.times.reply_timeout
-        self._served = served
-        self._share = share
-        self._listener = listener
-        self._blocking = DirectSender(url, reply_timeout=timeout, near=keys.root(served.queue))
-        self.reconnect = Reconnect("worker, fetching", served.runtime.emit, served.queue)
-        self._hungry = asyncio.Event()
-        self._stopping = False
-        self._ended = asyncio.Event()
-        self._ended.set()
-        """`run` does not run. A queue that was never set up has no run to wait for."""
-
-    @property
-    def client(self) -> int | None:
-        return self._blocking.client
-
-    @property
-    def pulses(self) -> list[Pulse]:
-        return [self.reconnect.pulse]
-
-    @property
-    def reason(self) -> str | None:
-        return self.reconnect.reason
-
-    async def feed(self, *, hungry: bool) -> None:
-        if hungry:
-            self._hungry.set()
-        else:
-            self._hungry.clear()
-
-    async def run(self) -> None:
-        """Fetch when hungry, until stopped; then cut the connection."""
-        times = self._served.runtime.times
-        self._ended.clear()
-        try:
-            while not self._stopping:
-                await self._hungry.wait()
-                if self._stopping:
-                    break
-                async with self.reconnect:
-                    self.reconnect.pulse.expect(times.probe_interval + times.reply_timeout)
-                    await self._fetch()
-        finally:
-            self._ended.set()
-            await self._blocking.close()
-
-    def fetch_no_more(self) -> None:
-        self._stopping = True
-
-    async def stop(self) -> None:
-        self.fetch_no_more()
-        self._hungry.set()
-        while not self._ended.is_set():
-            # Once may be too early: the BLMOVE travels on another connection, and may arrive after this.
-            if self._blocking.client is not None:
-                with contextlib.suppress(StoreError):
-                    near = keys.root(self._served.queue)
-                    await self._served.runtime.sender.send(unblock(self._blocking.client, near))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_UNBLOCK):
-                    await self._ended.wait()
-
-    async def _fetch(self) -> None:
-        if self._blocking.client is None:
-            await self._blocking.open()
-            self.reconnect.passed()  # Redis is back; without this it would be reported when the BLMOVE of 13 s returns
-        if self._stopping:
-            return
-        job_id = await self._block()
-        if job_id is None:
-            return
-        self._hungry.clear()
-        if not self._stopping and self._share.reserve_one():
-            self._listener.on_fetched(job_id)
-            return
-        await hand_back_one(self._served, job_id)
-        self._listener.on_more()
-
-    async def _block(self) -> str | None:
-        """Wait for a job; return its id, None when there was none for as long as a BLMOVE waits."""
-        client, block = self._blocking.client, self._served.runtime.times.probe_interval
-        if self.reconnect.failures:
-            block = min(block, _BRIEF)
-        try:
-            job_id = await self._blocking.send(self._served.store.fetch(self._served.worker, block), block)
-        except StoreError as error:
-            self.full = error.kind == FULL
-            self._listener.on_unsure()
-            # Redis may not have noticed that the connection is gone, and would still serve its BLMOVE.
-            await self._served.runtime.sender.send(unblock(client or 0, keys.root(self._served.queue)))
-            raise
-        self.full = False
-        return job_id
-
-
-class NotifiedFetcher(Fetcher):
+class Fetcher:
     """Waits for messages, which the worker gets while it is in the sorted set `idle`.
 
     `start` adds it in the same call in which it finds ready empty, and the script that puts a job into ready removes
@@ -257,6 +78,8 @@ class NotifiedFetcher(Fetcher):
         self.queue = served.queue
         self.channel = keys.idle(served.queue, served.worker)
         """The channel of the messages."""
+        self.notified = False
+        """A job is ready, and the worker has not asked for it yet."""
         self._slots = share.slots
         self._listener = listener
         self._hungry = False
@@ -284,9 +107,17 @@ class NotifiedFetcher(Fetcher):
 
     @property
     def reason(self) -> str | None:
+        """Why it gets no jobs; None = it does, or has not tried."""
         return self._reason
 
+    # Called by the consumer: `asks` before it sends an exchange, then `answered`, `settled` and `feed`.
+
     async def feed(self, *, hungry: bool) -> None:
+        """Set whether to wait for a job: if slots are free and ready was empty.
+
+        Raises:
+            StoreDown, StoreRefused
+        """
         # Pass on the notice of a job for which there was no room when the worker was to ask. A notice that has come
         # since then is kept: the worker asks first, as it may have room.
         if self._declines:
@@ -300,6 +131,7 @@ class NotifiedFetcher(Fetcher):
             self._listener.on_more()
 
     def asks(self, room: int, *, starts: bool) -> int | None:
+        """Note that the exchange asks for `room` jobs, and whether it calls `start`; return the ticket for that."""
         self._declines = self.notified and not room
         if room:
             self.notified = False
@@ -316,6 +148,7 @@ class NotifiedFetcher(Fetcher):
         return self._asked
 
     def answered(self, reply: Fetched, known: int) -> None:
+        """Note the reply of `start`. `known`: how many jobs of the worker's list are known."""
         self._clock = reply.now, self._asked_at
         if not reply.waits:
             self.forget()
@@ -324,10 +157,12 @@ class NotifiedFetcher(Fetcher):
             self._listener.on_unsure()
 
     def settled(self) -> None:
+        """Note that the slots of the last question are used, or free again."""
         self._slots.asked -= self._room
         self._room = 0
 
     def forget(self) -> None:
+        """Take no job that was handed over before."""
         self._slots.seats -= self._seated
         self._seated = self.waiting = False
 
@@ -343,6 +178,10 @@ class NotifiedFetcher(Fetcher):
         return await self._served.runtime.sender.send(self._served.store.is_idle(self._served.worker))
 
     def found(self, *, waits: bool, now: float, sent: float) -> None:
+        """Note whether Redis knows that the worker waits for a message, which it may have lost.
+
+        `now`: when Redis answered, by its clock. `sent`: when it was asked, in seconds since boot.
+        """
         if self._clock is None or sent > self._clock[1]:
             self._clock = now, sent
         if not waits:
@@ -396,8 +235,6 @@ class NotifiedFetcher(Fetcher):
         age = now + since_boot() - sent - moment
         return max(0.0, age) if -_SET_BACK <= age <= self._served.runtime.times.lease * _FRESH else None
 
-    # Called by the consumer.
-
     async def run(self) -> None:
         """Wait until stopped, and wait for no message any more; pass on a notice that has come."""
         await self._stopped.wait()
@@ -410,8 +247,10 @@ class NotifiedFetcher(Fetcher):
         self._listener.on_unsure()  # a job was handed over meanwhile, or that is not known
 
     def fetch_no_more(self) -> None:
+        """Take no other job. For any thread; `stop` ends the wait."""
         self._stopping = True
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
+        """End the wait. A job that was handed over meanwhile is handed back."""
         self.fetch_no_more()
         self._stopped.set()

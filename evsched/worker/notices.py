@@ -1,6 +1,6 @@
-"""Notices: the messages that tell an idle worker of jobs that are ready. One connection for each server.
+"""Notices: the messages that bring jobs to idle workers, or tell of ready ones. One connection for each server.
 
-A worker that serves many queues, or shards, waits for them, and sends the exchanges of all on one connection too.
+A worker that serves many queues, or shards, sends the exchanges of all on one connection too.
 
 A connection that is silent for `probe_interval` seconds is tested, and whether Redis still knows that the worker waits:
 after a FLUSHALL it does not. Then, when a connection is back, and when the slot of a queue has moved to another node of
@@ -31,17 +31,17 @@ from evsched.transport.senders import BatchingSender
 from evsched.transport.servers import topology
 from evsched.transport.subscription import Subscription
 from evsched.worker.exchange import ServedQueue
-from evsched.worker.fetcher import NotifiedFetcher
+from evsched.worker.fetcher import Fetcher
 
 _FEW: Final = 8
-"""Queues for which a worker has connections of their own, two for each. Opening hundreds of them takes a busy machine
+"""Queues for which a worker has connections of their own, one for each. Opening hundreds of them takes a busy machine
 many seconds after the loss of a server, with TLS above all."""
 
 
 class _Link:
     """The subscription to one server, for the fetchers in `waits`, by channel."""
 
-    def __init__(self, runtime: Runtime, node: Host | None, waits: Mapping[bytes, NotifiedFetcher]) -> None:
+    def __init__(self, runtime: Runtime, node: Host | None, waits: Mapping[bytes, Fetcher]) -> None:
         self._runtime = runtime
         self._node = node
         self.waits = waits
@@ -109,9 +109,9 @@ class _Link:
 
 
 class Notices:
-    """The connections that a worker has once for all queues that share them: for messages, and for exchanges.
+    """The connections that a worker has once: for messages, and for the exchanges of the queues that share it.
 
-    Each queue shares them if the worker has many `queues`, and a queue with shards always.
+    Each queue shares the latter if the worker has many `queues`, and a queue with shards always.
     """
 
     def __init__(self, runtime: Runtime, queues: int) -> None:
@@ -119,7 +119,7 @@ class Notices:
         self._many = queues > _FEW
         self.sender = BatchingSender(runtime.config.url)
         """Sends the exchanges, so that exchanges of one moment travel together."""
-        self._waits: dict[str, NotifiedFetcher] = {}
+        self._waits: dict[str, Fetcher] = {}
         """By queue."""
         self._cluster = topology(runtime.config.url)
         self._links: dict[Host | None, _Link] = {}
@@ -127,14 +127,14 @@ class Notices:
         self._changed = asyncio.Event()
         """The topology may have changed, or a subscription has ended."""
 
-    def join(self, wait: NotifiedFetcher) -> NotifiedFetcher:
+    def join(self, wait: Fetcher) -> Fetcher:
         """Add the wait for the jobs of a queue; return it."""
         self._waits[wait.queue] = wait
         self._changed.set()
         return wait
 
-    def serve(self, queue: str) -> bool:
-        """Return whether a queue shares the connections."""
+    def share(self, queue: str) -> bool:
+        """Return whether a queue sends its exchanges with those of others."""
         shards = self._runtime.shards
         return self._many or shards.counts.get(shards.whole(queue), 0) > 0
 
@@ -148,8 +148,6 @@ class Notices:
         Raises:
             Exception: that a subscription has ended with; a fault of evsched.
         """
-        while not self._waits:  # each queue fetches with BLMOVE
-            await self._changed.wait()
         loop = asyncio.get_running_loop()
 
         def ring() -> None:
@@ -177,7 +175,7 @@ class Notices:
             StoreDown, StoreRefused: the servers cannot be found, or nobody owns the slot of a queue.
         """
         await self._runtime.sender.nodes()
-        wanted = defaultdict[Host | None, dict[bytes, NotifiedFetcher]](dict)
+        wanted = defaultdict[Host | None, dict[bytes, Fetcher]](dict)
         failed: StoreError | None = None
         for wait in self._waits.values():
             try:

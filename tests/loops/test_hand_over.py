@@ -18,7 +18,7 @@ from evsched.transport.embedded import EmbeddedRedis
 from evsched.worker import consumer as consumer_module
 from evsched.worker import fetcher
 from evsched.worker.exchange import Exchange, ExchangeSender, ServedQueue
-from evsched.worker.fetcher import NotifiedFetcher
+from evsched.worker.fetcher import Fetcher
 from tests.loops.test_idle_wait import started, until
 from tests.support.system import System, system
 
@@ -75,13 +75,13 @@ async def scene(own: EmbeddedRedis, client: Any, queue: str) -> AsyncGenerator[S
 
 def before_messages(monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
     """Call `act(fetcher, message)` before a job that was handed over; if it returns False, the message is lost."""
-    receive = NotifiedFetcher.on_notice
+    receive = Fetcher.on_notice
 
-    async def on_notice(self: NotifiedFetcher, message: bytes) -> None:
+    async def on_notice(self: Fetcher, message: bytes) -> None:
         if not message or await act(self, message) is not False:
             await receive(self, message)
 
-    monkeypatch.setattr(NotifiedFetcher, "on_notice", on_notice)
+    monkeypatch.setattr(Fetcher, "on_notice", on_notice)
 
 
 @pytest.mark.parametrize("task", ["quick", "once"])
@@ -111,7 +111,7 @@ async def test_job_begins_before_the_worker_sends_anything(
 async def test_each_of_many_jobs_one_by_one_is_handed_over(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     handed = list[str]()
 
-    async def note(_: NotifiedFetcher, message: bytes) -> None:
+    async def note(_: Fetcher, message: bytes) -> None:
         handed.append(read_handed(message).job.id)
 
     before_messages(monkeypatch, note)
@@ -129,7 +129,7 @@ async def test_message_of_a_run_that_was_taken_away_begins_nothing(
     """The worker was stopped while its message waited in the socket, for longer than its lease."""
     since_boot, slept = fetcher.since_boot, list[float]()
 
-    async def sleep(one: NotifiedFetcher, message: bytes) -> None:
+    async def sleep(one: Fetcher, message: bytes) -> None:
         if not slept:
             slept.append(600.0)
             worker = running.workers[0].id
@@ -151,7 +151,7 @@ async def test_message_of_a_run_that_was_taken_away_begins_nothing(
 async def test_old_message_of_a_job_that_is_still_ours_begins_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     since_boot, slept = fetcher.since_boot, list[float]()
 
-    async def sleep(_: NotifiedFetcher, __: bytes) -> None:
+    async def sleep(_: Fetcher, __: bytes) -> None:
         slept.append(5.0)
 
     before_messages(monkeypatch, sleep)
@@ -166,7 +166,7 @@ async def test_old_message_of_a_job_that_is_still_ours_begins_it(scene: Scene, m
 async def test_message_that_comes_again_begins_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     messages = list[bytes]()
 
-    async def keep(_: NotifiedFetcher, message: bytes) -> None:
+    async def keep(_: Fetcher, message: bytes) -> None:
         messages.append(message)
 
     before_messages(monkeypatch, keep)
@@ -185,7 +185,7 @@ async def test_message_that_comes_again_begins_nothing(scene: Scene, monkeypatch
 async def test_job_whose_message_is_lost_is_found(scene: Scene, monkeypatch: pytest.MonkeyPatch, found: str) -> None:
     lost = list[bytes]()
 
-    async def lose(_: NotifiedFetcher, message: bytes) -> bool | None:
+    async def lose(_: Fetcher, message: bytes) -> bool | None:
         if lost:
             return None
         lost.append(message)
@@ -213,7 +213,7 @@ async def test_job_for_which_no_slot_is_free_goes_to_another_worker(
     config = structs.replace(scene.config, concurrency=1)
     refused = list[str]()
 
-    async def fill(one: NotifiedFetcher, message: bytes) -> None:
+    async def fill(one: Fetcher, message: bytes) -> None:
         if not refused:
             refused.append(one.queue)
             worker = next(worker for worker in running.workers if worker.consumers[scene.queue].fetcher is one)
@@ -242,7 +242,7 @@ async def test_worker_of_more_queues_than_slots_has_a_seat_for_each_slot(scene: 
 async def test_job_handed_over_to_a_stopping_worker_does_not_wait_for_its_other_jobs(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def stop(one: NotifiedFetcher, _: bytes) -> None:
+    async def stop(one: Fetcher, _: bytes) -> None:
         one.fetch_no_more()
         stopping.stop()
 
@@ -264,7 +264,7 @@ async def test_job_handed_over_to_a_stopping_worker_does_not_wait_for_its_other_
 async def test_cancelled_job_does_not_begin_by_a_message_that_comes_later(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def cancel(one: NotifiedFetcher, message: bytes) -> None:
+    async def cancel(one: Fetcher, message: bytes) -> None:
         await running.runtime.sender.send(Store(scene.queue).cancel(read_handed(message).job.id))
         held = running.workers[0].consumers[scene.queue].held
         held.cancel(read_handed(message).job.id)
@@ -281,7 +281,7 @@ async def test_job_that_may_still_be_put_back_does_not_begin(scene: Scene, monke
     """The reply to the call that puts it back is lost. The worker finds the job in its list, and has a slot again."""
     lost, runs = list[str](), list[str]()
 
-    async def fill(one: NotifiedFetcher, message: bytes) -> None:
+    async def fill(one: Fetcher, message: bytes) -> None:
         runs.append(read_handed(message).job.run)
         consumer = running.workers[0].consumers[scene.queue]
         if not lost:
