@@ -184,7 +184,11 @@ class Notices:
                 failed = error
             else:
                 wanted[node][wait.channel.encode()] = wait
-        await self._stop([node for node, link in self._links.items() if wanted.get(node) != link.waits])
+        changed = [node for node, link in self._links.items() if wanted.get(node) != link.waits]
+        for link in [self._links[node] for node in changed]:
+            if link.reconnect.failures:
+                link.reconnect.passed()  # other nodes have its queues now: this one is not waited for any more
+        await self._stop(changed)
         for node, waits in wanted.items():
             if node not in self._links:
                 link = self._links[node] = _Link(self._runtime, node, waits)
