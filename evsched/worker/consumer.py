@@ -152,7 +152,7 @@ class QueueConsumer:
         await self._report_lost(exchange)
         if exchange.error is not None:
             raise exchange.error
-        await self.fetcher.feed(hungry=self.demand.blocks)
+        await self.fetcher.feed(hungry=self.demand.waits)
 
     async def _find_lost(self) -> None:
         """Find the jobs whose replies were lost.

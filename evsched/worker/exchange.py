@@ -390,9 +390,9 @@ def _end_of(queue: str, run: Run) -> Event:
 class LostReplies:
     """Finds the jobs in a worker's list that it does not know of, and the ends that are written although no reply came.
 
-    If the reply to a BLMOVE or a `start` is lost, its jobs stay in the worker's list in Redis, where nobody runs them.
-    So the list itself is read: at the start, after each failure, when `start` did not hand out a job that it was asked
-    for, and when heartbeats count more jobs than are known.
+    If the reply of a `start` is lost, or the message of a hand-over, its jobs stay in the worker's list in Redis, where
+    nobody runs them. So the list itself is read: at the start, after each failure, when `start` did not hand out a job
+    that it was asked for, and when it or heartbeats count more jobs than are known.
 
     If the reply to the end of a run is lost, the end is sent again. A repeated end that finds the run gone was written
     the first time, or the lease was lost before. So the record is asked: if the worker has started the job again, or

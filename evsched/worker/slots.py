@@ -73,8 +73,8 @@ class QueueShare:
         return max(_BLOCK, self.slots.total // 2) if self.mean < _BRIEF else 1
 
     @property
-    def may_block(self) -> bool:
-        """Whether to block for a job: a slot is free; or other queues hold them all, and only a job gives it a turn."""
+    def may_wait(self) -> bool:
+        """Whether to wait for a job: a slot is free; or other queues hold them all, and only a job gives it a turn."""
         return self.slots.free > 0 or self.slots.shared
 
     @property
@@ -205,7 +205,7 @@ class Slots:
             self._turns = None
 
     def give_back(self, count: int) -> None:
-        """Count slots as free, and wake the shares that want some, or that could not block without one."""
+        """Count slots as free, and wake the shares that want some, or that could not wait without one."""
         were_none = self.free <= 0
         self.free += count
         self._turns = None
@@ -287,8 +287,9 @@ class Demand:
         return False
 
     @property
-    def blocks(self) -> bool:
-        return not self.more and not self.closed and self.share.may_block
+    def waits(self) -> bool:
+        """Whether to wait until a job is ready."""
+        return not self.more and not self.closed and self.share.may_wait
 
     def narrow(self) -> None:
         """Fetch no more than can begin: jobs came back that found no process of the pool free."""
