@@ -59,7 +59,7 @@ class Times:
         return _or(self._fixed.heartbeat, lease * 5 / 14)
 
     def probe_of(self, lease: float) -> float:
-        """Return the silence after which a worker with a lease tests a connection, and how long its BLMOVE waits.
+        """Return the silence after which a worker with a lease tests a connection.
 
         A half-open connection is noticed after this and `reply_timeout`, together a little more than the lease. It is
         as long as that allows, so that a whole idle fleet sends only 0.1 commands a second.

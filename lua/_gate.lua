@@ -182,7 +182,7 @@ end
 -- A job that one of its groups lets go may be held back by the other, and the first then has room for another job. So
 -- groups are reopened until nothing is left to look at.
 -- USES keep_count, policy, is_paused, end_queue_pause, RATE_LEAST, READY_AHEAD, in_flight, tokens, throttled, reopen,
---      pass, LOOKS, payloads_read, PAYLOADS_MOST, call_idle, seconds, spend, REOPENED, is_bare
+--      pass, LOOKS, payloads_read, PAYLOADS_MOST, seconds, spend, REOPENED, is_bare, hand_over
 local function open(asked, now)
   keep_count()
   if is_paused(now) then
@@ -211,7 +211,7 @@ local function open(asked, now)
       passed, looked = passed + went, looked + saw
       enough = looked >= LOOKS or payloads_read >= PAYLOADS_MOST
     until saw == 0 or passed >= room or enough or not (waits or by_group)
-    call_idle(passed - asked)
+    hand_over(passed - asked, now)
   end
   local again
   if by_group then
@@ -319,44 +319,6 @@ local function save_turns(most)
     if priority and tonumber(fields[i + 1]) <= order_of('passed:' .. priority) then
       redis.call('HDEL', fair, fields[i])
     end
-  end
-end
-
--- Idle workers wait for a message instead of in BLMOVE. A BLMOVE occupies a connection and reads one list, so a worker
--- of many shards would need a connection for each. The messages of all queues of a server arrive on one connection.
---
--- idle  zset  worker -> since when it waits
---
--- `start` adds a worker in the same call in which it finds ready empty. The scripts that put a job into ready
--- take out the worker that has waited longest, and send it a message on its own channel. So one job wakes one worker,
--- and no job is put into ready while a worker stays in `idle`.
-local idle = root .. 'idle'
-
--- Send a message to as many idle workers as jobs were put into ready. If a worker has died, its message reaches nobody,
--- and the next worker gets one. pcall: a key of another type, or a user without the right, stops no job that others
--- fetch.
--- USES idle
-local function call_idle(jobs)
-  while jobs > 0 do
-    local first = redis.pcall('ZPOPMIN', idle, math.min(jobs, 100))
-    if first.err or #first == 0 then
-      return
-    end
-    for i = 1, #first, 2 do
-      local receivers = redis.pcall('SPUBLISH', root .. 'idle:' .. first[i], '')
-      if type(receivers) == 'number' and receivers > 0 then
-        jobs = jobs - 1
-      end
-    end
-  end
-end
-
--- A worker stops waiting. If it got the message of a job that it does not take, another worker gets one. '': a worker
--- did not come after its message. Others may hang too, so all that wait get a message.
--- USES idle, call_idle, size_of
-local function decline(worker)
-  if redis.pcall('ZREM', idle, worker) ~= 1 and size_of('LLEN', ready) > 0 then
-    call_idle(worker == '' and size_of('ZCARD', idle) or 1)
   end
 end
 

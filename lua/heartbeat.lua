@@ -6,14 +6,15 @@
 -- ARGV   now       seconds, '' = Redis's clock
 --        worker    whose lease
 --        lease     number: seconds from now to its end
---        busy      number or '': seconds of the lease that the worker has while it holds jobs, '' = not said
+--        busy      number or '': seconds of the lease that the worker has while it holds jobs, '' = not said. A
+--                  worker whose list is not empty gets this lease: it may not know yet what it was handed
 --        fresh     '1' = begin a lease, '' = renew one
 --        owner     the app whose declarations the worker has written, '' = none
 --        content   digest of all that it declares in this queue
 --        program   digest of the names of its tasks, '' = none
 -- REPLY  '1', or '0' when there was no lease to renew: it was lost, and other workers may have the jobs by now;
 --        how many jobs the worker's list holds; ids of jobs that are to stop; '1', or '0' when its
---        declarations were lost, or are to be made again; '1' when it waits for a message, else '0'
+--        declarations were lost, or are to be made again; '1' when it waits for a message, else '0'; now
 -- FAILS  none
 -- TWICE  the second call renews once more
 -- USES   clock, processing, field_of, seconds, register_program, register_member, is_declared, end_search, idle,
@@ -21,7 +22,6 @@
 
 local now, worker, lease, busy, fresh, owner, content, program = unpack(ARGV, 1, 8)
 now = clock(now)
-local ends = now + tonumber(lease)
 
 -- The message that asked the worker to stop a job may have been lost. At most 1 us a job, every few seconds.
 local stops, held = {}, redis.call('LRANGE', processing(worker), 0, -1)
@@ -32,6 +32,7 @@ for _, id in ipairs(held) do
   end
 end
 
+local ends = now + tonumber(#held > 0 and busy ~= '' and busy or lease)
 local kept = fresh == '1' or redis.call('ZSCORE', leases, worker)
 if kept then
   redis.call('ZADD', leases, seconds(ends), worker)
@@ -45,4 +46,4 @@ register_member(worker, program, now, ends)
 end_search(program, now)
 local declared = known and is_declared(owner, content)
 local waits = type(redis.pcall('ZSCORE', idle, worker)) == 'string'
-return { kept and '1' or '0', #held, stops, declared and '1' or '0', waits and '1' or '0' }
+return { kept and '1' or '0', #held, stops, declared and '1' or '0', waits and '1' or '0', seconds(now) }

@@ -18,8 +18,8 @@
 -- TWICE  the second call finds nothing left to put back
 -- USES   clock, processing, expect, expect_gate, record, convict, clear_suspicion, suspicion_of, mark_suspect,
 --        count_attempts, rows, holds, worker_of, abort, leave, is_paused, counting, enter, return_to_backlog, admit,
---        owns, attempt_of, keep_failure, call_idle, decline, busy_leases, dead_workers, seconds, note_run,
---        write_history, uncount_run, batch_holds, job_fields, find_light
+--        owns, attempt_of, keep_failure, busy_leases, dead_workers, seconds, note_run, write_history, uncount_run,
+--        batch_holds, job_fields, find_light, idle, seats, hand_over, size_of
 --
 -- While the queue is paused the jobs go to the front of the backlog. When there are no rows and the list is empty, the
 -- lease is deleted too.
@@ -98,8 +98,11 @@ for id, run in rows(7, 2) do
     ids[#ids + 1] = id
   end
 end
-local all = rows(7, 2)() == nil
+local all, waited = rows(7, 2)() == nil, false
 if all then
+  -- First: none of the jobs is handed over to this worker.
+  waited = redis.pcall('ZREM', idle, worker) == 1
+  redis.pcall('HDEL', seats, worker)
   -- From the end, so that slice by slice the whole list keeps its order.
   ids = redis.call('LRANGE', list, -math.max(1, limit), -1)
 end
@@ -142,7 +145,7 @@ for i = #ids, 1, -1 do
   redis.call('LREM', list, -1, id)
 end
 return_to_backlog(back)
-call_idle(listed)
+hand_over(listed, now)
 write_history(now)
 admit(0, now)
 
@@ -166,6 +169,8 @@ if all then
   elseif type(watched) == 'string' and tonumber(watched) <= now then
     redis.call('ZREM', dead_workers, worker)
   end
-  decline(worker)
+  if not waited and size_of('LLEN', ready) > 0 then
+    hand_over(1, now) -- it may have got an empty message
+  end
 end
 return { 'all', put, ended }

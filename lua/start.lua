@@ -8,10 +8,11 @@
 --        lease     number: seconds: the worker holds jobs from here on, so its lease is the short one
 --        hold      count: how many jobs it may hold in all, under 1000
 --        cap       count: bytes that a payload may have; it may have been replaced since dispatch checked it
---        wait      '1' = if it finds ready empty and may hold more, the worker waits for a message, '' = it does not
+--        ticket    count or '': if it finds ready empty and may hold more, the worker waits for a message: of a job
+--                  that is handed over, with this ticket; an empty one if the ticket is 0. '' = it does not wait
 -- ROWS   id        already in the worker's list: moved there by BLMOVE, or left there by a lost reply
 -- REPLY  now; '1' when ready holds more, else '0'; '1' when the worker waits for a message from here on, else '0'; '1'
---        when it had a lease, '0' when it was lost;
+--        when it had a lease, '0' when it was lost; how many jobs its list holds;
 --        list of id, run, due, payload, planned of the jobs to run; a run is named by its attempt and when it started;
 --        list of id, reason of the jobs that went to dead;
 --        list of id, deaths, doubts, counted of the suspects among them: how many workers died that held the job, in
@@ -21,17 +22,17 @@
 --        not; `hold` bounds the rest
 -- RARE   batch_holds, return_to_backlog, bury, abort, remove_waiting, keep_misnamed, uncount_run, with_failure, leave,
 --        enter, field_of, holds, worker_of, size_of, begin_count, judge_groups, reopen, spend, tokens, end_queue_pause,
---        note_turns, joined_rows, milliseconds
+--        note_turns, joined_rows, milliseconds, start_first
 -- USES   clock, processing, expect, expect_gate, rows, admit, seconds, size_of, hand_out, idle, busy_leases,
 --        write_history, find_light, light_text, counting, suspecting, name_of_run, first_sizes, policy, throttled,
---        light_jobs, light
+--        light_jobs, light, seats, hand_over
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
 -- rows, in the worker's list. An id can be in the lists of two workers, if it was scheduled again and dispatched
 -- between BLMOVE and `start`. It then runs once, with the current record, because both due times came before that run
 -- began: the other worker drops it, also if the run has ended by then.
 
-local now, worker, lease, hold, cap, wait = unpack(ARGV, 1, 6)
+local now, worker, lease, hold, cap, ticket = unpack(ARGV, 1, 6)
 now, cap = clock(now), tonumber(cap)
 local ends = now + tonumber(lease)
 local list = processing(worker)
@@ -44,8 +45,15 @@ local SHARE_LEAST = 4
 local BEYOND = 0.25
 
 expect('LLEN', list)
-expect('ZCARD', dead, leases, wait == '1' and idle or nil)
+expect('ZCARD', dead, leases, ticket ~= '' and idle or nil)
 expect_gate()
+
+-- Each question ends the seat of the one before: a worker takes no message that has an older ticket.
+local since = redis.pcall('ZSCORE', idle, worker)
+if type(since) == 'string' then
+  redis.call('ZREM', idle, worker)
+  redis.pcall('HDEL', seats, worker)
+end
 
 -- How many of `most` jobs this worker may take now. If fewer wait than all workers could take, each has a right to an
 -- equal part of the jobs that wait or are held. How many slots the others have is not known. So a worker that holds its
@@ -131,6 +139,7 @@ for i = 1, #ids do
       redis.call('LPUSH', ready, ids[at])
       redis.call('LREM', list, -1, ids[at])
     end
+    hand_over(#ids - math.max(i, given + 1) + 1, now)
     break
   end
 end
@@ -142,8 +151,8 @@ if out.freed then
   admit(0, now)
 end
 write_history(now)
-local leased = redis.call('ZSCORE', leases, worker)
-if redis.call('LLEN', list) > 0 then
+local leased, size = redis.call('ZSCORE', leases, worker), redis.call('LLEN', list)
+if size > 0 then
   -- A worker that holds nothing sends few heartbeats, and keeps its long lease.
   if not leased then
     redis.pcall('HSET', busy_leases, worker, lease) -- Redis has lost what the worker's heartbeats wrote
@@ -151,10 +160,16 @@ if redis.call('LLEN', list) > 0 then
   redis.call('ZADD', leases, seconds(ends), worker)
 end
 local left = redis.call('LLEN', ready) > 0
-local waits = wait == '1' and not left and redis.call('LLEN', list) < tonumber(hold)
+local waits = ticket ~= '' and not left and size < tonumber(hold)
 if waits then
-  redis.call('ZADD', idle, 'NX', out.moment, worker)
+  -- A worker that got nothing keeps its place.
+  redis.call('ZADD', idle, type(since) == 'string' and not out.started[1] and since or out.moment, worker)
+  if ticket ~= '0' then
+    redis.pcall('HSET', seats, worker, string.format('%s %s %.0f', ticket, lease, cap))
+  else
+    redis.pcall('HDEL', seats, worker)
+  end
 end
-local reply = { out.moment, left and '1' or '0', waits and '1' or '0', leased and '1' or '0' }
-reply[5], reply[6], reply[7] = out.started, out.buried, out.suspected
+local reply = { out.moment, left and '1' or '0', waits and '1' or '0', leased and '1' or '0', size }
+reply[6], reply[7], reply[8] = out.started, out.buried, out.suspected
 return reply

@@ -39,12 +39,13 @@ ZRANGE schedule 0 1 · ZRANK backlog x · ZSCAN schedule 0 · ZSCORE schedule x
 
 WRITES: Final = """
 DEL job:x · GETRANGE batch_ends:x 0 1 · HDEL job:x field · HINCRBY in_flight field 1 · HRANDFIELD fair 1
-HSET job:x field value · HSETNX job:x field value · LPOP batch_ripple:x · LPUSH ready x · LREM ready 1 x
-LSET batch_parts:x 0 y · LTRIM ready 0 1 · PERSIST job:x · PEXPIRE job:x 1 · RENAME job:x job:y · RPUSH ready x
-SADD declared:x y · SET arrival 1 · SETRANGE batch_ends:x 0 y · SMEMBERS declared:x · SPUBLISH {root}idle:x job
-SRANDMEMBER declared:x 1 · SREM declared:x y · STRLEN batch_ends:x · XACK ends g 1-1 · XADD ends * field value
-XDEL ends 1-1 · XREVRANGE audit + - · ZADD schedule 0 x · ZPOPMIN idle 1 · ZREM schedule x
-ZREMRANGEBYRANK backlog 0 1 · ZREMRANGEBYSCORE parents 0 1 · ZUNIONSTORE throttled 1 throttled
+HSET job:x field value · HSETNX job:x field value · LMOVE ready processing:x LEFT RIGHT · LPOP batch_ripple:x
+LPUSH ready x · LREM ready 1 x · LSET batch_parts:x 0 y · LTRIM ready 0 1 · PERSIST job:x · PEXPIRE job:x 1
+PUBSUB SHARDNUMSUB {root}idle:x · RENAME job:x job:y · RPUSH ready x · SADD declared:x y · SET arrival 1
+SETRANGE batch_ends:x 0 y · SMEMBERS declared:x · SPUBLISH {root}idle:x job · SRANDMEMBER declared:x 1
+SREM declared:x y · STRLEN batch_ends:x · XACK ends g 1-1 · XADD ends * field value · XDEL ends 1-1
+XREVRANGE audit + - · ZADD schedule 0 x · ZPOPMIN idle 1 · ZREM schedule x · ZREMRANGEBYRANK backlog 0 1
+ZREMRANGEBYSCORE parents 0 1 · ZUNIONSTORE throttled 1 throttled
 """
 """The commands that the other scripts need in addition."""
 

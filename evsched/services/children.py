@@ -232,7 +232,7 @@ class Recovery:
 
     Only the parent knows at once that the process is gone. All others wait until its lease ends, and then a janitor
     does the same. `requeue` removes each job from the worker's list, so only one of the two puts it back. The parent
-    leaves the lease alone: a BLMOVE of the dead process may still wait in Redis and move another job into that list,
+    leaves the lease alone: Redis may not know yet that the process is gone, and another job may be handed over to it,
     which the janitor finds when the lease ends.
     """
 

@@ -294,8 +294,3 @@ def notification_flags() -> Call[str]:
 def set_notification_flags(flags: str) -> Call[Any]:
     """Set notify-keyspace-events; it holds until Redis restarts or fails over."""
     return Call(("CONFIG", "SET", "notify-keyspace-events", flags), raw)
-
-
-def unblock(client: int, near: str) -> Call[Any]:
-    """End a client's blocking command, as if it had timed out, on the server that has the key `near`."""
-    return Call(("CLIENT", "UNBLOCK", client), raw, near=near)

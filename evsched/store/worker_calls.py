@@ -34,8 +34,30 @@ class Fetched(Struct, frozen=True):
     """The worker waits for a message from here on."""
     leased: bool
     """False: the worker's lease was gone, and the jobs that it held belong to others."""
+    held: int
+    """How many jobs the worker's list holds."""
     jobs: list[FetchedJob]
     buried: list[tuple[str, str]]
+
+
+class Handed(Struct, frozen=True):
+    """A job that a script has handed over to an idle worker: it is in the worker's list, and started."""
+
+    ticket: int
+    """The ticket of the seat that it was given."""
+    now: float
+    """When it was handed over, by Redis's clock."""
+    more: bool
+    """Ready holds more jobs."""
+    job: FetchedJob
+
+
+def read_handed(message: bytes) -> Handed:
+    """Read the message of a hand-over."""
+    ticket, moment, more, job_id, attempt, due, planned, payload = message.split(b"\n", 7)
+    run = text(attempt + b" " + moment)
+    job = FetchedJob(text(job_id), int(attempt), float(due), payload, float(planned), run=run)
+    return Handed(int(ticket), float(moment), more == b"1", job)
 
 
 class Renewed(Struct, frozen=True):
@@ -51,6 +73,8 @@ class Renewed(Struct, frozen=True):
     """False: Redis has lost the declarations of the worker's app, or they are to be made again."""
     waits: bool
     """The worker waits for a message that jobs are ready."""
+    now: float
+    """When it was renewed, by Redis's clock."""
 
 
 class LastRun(Struct, frozen=True):
@@ -96,16 +120,24 @@ class WorkerCalls(Queue):
         return self._call(("PUBLISH", keys.gate(self.queue), 0), raw)
 
     def start(
-        self, worker: str, ids: Sequence[str], *, hold: int, lease: float, cap: int = 256 * 1024, wait: bool = False
+        self,
+        worker: str,
+        ids: Sequence[str],
+        *,
+        hold: int,
+        lease: float,
+        cap: int = 256 * 1024,
+        ticket: int | None = None,
     ) -> Call[Fetched]:
         """Count the attempts of the jobs that BLMOVE moved, move more until `hold` are held, and hand them all out.
 
         Jobs beyond the worker's share, and those whose payloads do not fit in one reply, are left for the next call.
-        `wait`: if it may hold more and ready is empty, the worker gets a message when a job is ready.
+        `ticket`: if it may hold more and ready is empty, the worker gets a message when a job is ready: of the job,
+        which is handed over with this ticket, or an empty one if it is 0. None = the worker does not wait.
         """
 
         def fetch(reply: list[Any]) -> Fetched:
-            moment, more, waits, leased, flat, buried, suspects = reply
+            moment, more, waits, leased, held, flat, buried, suspects = reply
             jobs = [
                 FetchedJob(
                     text(flat[i]),
@@ -123,20 +155,21 @@ class WorkerCalls(Queue):
                     replace(job, deaths=of[0], doubts=of[1], counted=of[2]) if (of := suspicion.get(job.id)) else job
                     for job in jobs
                 ]
-            return Fetched(float(moment), more == b"1", waits == b"1", leased == b"1", jobs, as_pairs(buried))
+            return Fetched(float(moment), more == b"1", waits == b"1", leased == b"1", held, jobs, as_pairs(buried))
 
-        return self._verb("start", fetch, self._now(), worker, lease, hold, cap, "1" if wait else "", *ids)
+        return self._verb("start", fetch, self._now(), worker, lease, hold, cap, "" if ticket is None else ticket, *ids)
 
     def is_idle(self, worker: str) -> Call[bool]:
         """Return whether the worker waits for a message."""
         return self._call(("ZSCORE", f"{self._root}idle", worker), is_there)
 
-    def decline(self, worker: str = "") -> Call[Any]:
-        """Stop waiting for a message. If the worker got one meanwhile, another worker gets a message.
+    def decline(self, worker: str = "") -> Call[bool]:
+        """Stop waiting for a message; return whether the worker waited. If not, it was sent one, or was unknown.
 
-        Without a worker: one did not come after its message, so all others get one.
+        If it was sent an empty message, another worker is served. Without a worker: one did not come after its message,
+        so all others are served.
         """
-        return self._verb("decline", raw, worker)
+        return self._verb("decline", as_bool, self._now(), worker)
 
     def begin(self, worker: str, runs: Iterable[tuple[FetchedJob, Mark]]) -> Call[list[str]]:
         """Mark runs that have begun, or are about to; the reply is the ids of lost runs."""
@@ -159,7 +192,7 @@ class WorkerCalls(Queue):
         `busy`: the seconds of the lease that the worker has while it holds jobs. `announced`: the declarations of its
         app that the worker has written.
         """
-        renewed = as_struct(Renewed, as_bool, int, texts, as_bool, as_bool)
+        renewed = as_struct(Renewed, as_bool, int, texts, as_bool, as_bool, float)
         words = announced.owner, announced.content, announced.program
         return self._verb("heartbeat", renewed, self._now(), worker, lease, busy or "", "1" if fresh else "", *words)
 

@@ -96,7 +96,7 @@ class DirectSender:
         self._connection = Connection(url, near=near)
         self._reply_timeout = reply_timeout
         self.client: int | None = None
-        """The connection's client id in Redis, for `unblock`; None if `open` was not called, or it was closed since."""
+        """The connection's client id in Redis; None if `open` was not called, or it was closed since."""
 
     async def open(self) -> None:
         """Connect, and read the connection's client id.

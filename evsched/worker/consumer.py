@@ -2,7 +2,8 @@
 
 A job passes through it in these steps:
 
-    fetch    a `Fetcher` waits while ready is empty; under load it is not needed, since the exchange fetches too
+    fetch    a `Fetcher` waits while ready is empty, and the message that ends the wait may bring a job, which begins at
+             once; under load it is not needed, since the exchange fetches too
     collect  take the ends that are to be written, and reserve slots for the jobs to ask for: an `Exchange`
     send     one round trip writes these ends and starts the next jobs, so a batch costs what one job does
     settle   forget the runs whose ends are written, and hold the jobs that were handed out
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -29,16 +30,16 @@ from evsched import events
 from evsched.errors import StoreError
 from evsched.execution.executor import Executor
 from evsched.execution.run import Delivery, Run
-from evsched.jobs.job import Requeued
+from evsched.jobs.job import FetchedJob, Requeued
 from evsched.runtime.loops import Pulse, Runtime
 from evsched.runtime.reconnect import Reconnect
 from evsched.store.store import Store
-from evsched.store.worker_calls import Fetched
+from evsched.store.worker_calls import Fetched, Handed, Renewed
 from evsched.worker.exchange import Exchange, ExchangeSender, HeldRuns, LostReplies, ServedQueue, events_of
-from evsched.worker.fetcher import BlockingFetcher, Fetcher, NotifiedFetcher
+from evsched.worker.fetcher import Fetcher, hand_back_one
 from evsched.worker.notices import Notices, ShardWindows
+from evsched.worker.run_notes import ProgressWriter, StepKeeper
 from evsched.worker.slots import WIDEST, Demand, Slots
-from evsched.worker.step_keeper import StepKeeper
 
 _PROMPT: Final = 0.25
 """Seconds for which the slots of an exchange, and the turns of its queue, wait for the reply: fifty times what the
@@ -48,7 +49,7 @@ longest script takes. After that the other queues have them: the node that was a
 class QueueConsumer:
     """Serves one queue for a worker. `attend()` is called when it holds jobs after it held none, or its lease was lost.
 
-    `notices`: connections that it shares with other queues; None = it has connections of its own.
+    `notices`: connections that it shares with other queues.
     """
 
     def __init__(
@@ -59,23 +60,23 @@ class QueueConsumer:
         executor: Executor,
         slots: Slots,
         attend: Callable[[], None],
-        notices: Notices | None = None,
+        notices: Notices,
     ) -> None:
         self.served = ServedQueue(runtime, Store(queue), worker)
         self.held = HeldRuns()
         share = slots.join(runtime.config.weights.get(queue, 1.0), self.wake)
-        self.fetcher: Fetcher = (
-            notices.join(NotifiedFetcher(self.served, self)) if notices else BlockingFetcher(self.served, share, self)
-        )
+        self.fetcher = notices.join(Fetcher(self.served, share, self))
         self._attend = attend
         self._executor = executor
         self.demand = Demand(share, executor)
-        self._sender = ExchangeSender(self.served, notices and notices.sender)
+        self._sender = ExchangeSender(self.served, notices.sender if notices.share(queue) else None)
         self._progress = ProgressWriter(self.served, self.held.runs)
         self._steps = StepKeeper(self.served)
         self._lost = LostReplies(self.served, self.held, share)
         self._windows = ShardWindows(self.served)
         self._reconnect = Reconnect("worker", runtime.emit, queue)
+        self._under_way: Exchange | None = None
+        """The exchange that was sent and is not answered."""
         self._left_some: bool | None = None
         """Whether the last reply left jobs in ready, as was reported; None = there was no reply yet."""
         self._work = asyncio.Event()
@@ -86,7 +87,7 @@ class QueueConsumer:
 
     @property
     def pulses(self) -> list[Pulse]:
-        return [self._reconnect.pulse, *self.fetcher.pulses]
+        return [self._reconnect.pulse]
 
     def problem(self) -> str | None:
         """Return why it cannot start and end jobs; None = it can."""
@@ -129,13 +130,16 @@ class QueueConsumer:
             StoreDown, StoreRefused: unwritten ends stay for the next exchange.
         """
         if self._lost.suspected:
+            self.fetcher.forget()
             await self._find_lost()
         await self._progress.settle()
         if self._sender.finished:
             return  # `hand_back` writes the ends
         exchange = self._collect()
         late = self._loop.call_later(_PROMPT, self._lend, exchange) if self.demand.share.is_in_turn else None
+        self._under_way = exchange
         await self._sender.send(exchange)
+        self._under_way = None
         if late is not None:
             late.cancel()
         runs = self._settle(exchange)
@@ -148,7 +152,7 @@ class QueueConsumer:
         await self._report_lost(exchange)
         if exchange.error is not None:
             raise exchange.error
-        await self.fetcher.feed(hungry=self.demand.blocks)
+        await self.fetcher.feed(hungry=self.demand.waits)
 
     async def _find_lost(self) -> None:
         """Find the jobs whose replies were lost.
@@ -156,7 +160,7 @@ class QueueConsumer:
         Raises:
             StoreDown, StoreRefused
         """
-        await self._lost.find()
+        await self._lost.find(stopping=self.demand.closed_by == "stopping")
         self.demand.more = True
 
     def _collect(self) -> Exchange:
@@ -165,11 +169,11 @@ class QueueConsumer:
         ended, fetched = self.held.begin_exchange(limit)
         if any(type(run.outcome) is Requeued for run in ended):
             demand.narrow()
-        if ended and self.fetcher.full:
-            demand.more = True  # these ends may let other jobs pass the gate, and BLMOVE cannot fetch those
         room = demand.reserve(limit, len(fetched), notified=self.fetcher.notified)
         hold = min(self.held.running + len(fetched) + room, WIDEST) if fetched or room else 0
-        return Exchange(ended, fetched, hold, room + len(fetched), self.fetcher.asks(room))
+        if hold:
+            self.held.ask()
+        return Exchange(ended, fetched, hold, room + len(fetched), self.fetcher.asks(room, starts=hold > 0))
 
     def _lend(self, exchange: Exchange) -> None:
         """Leave the slots of an exchange, and the queue's turns, to the other queues: the reply is late."""
@@ -193,6 +197,7 @@ class QueueConsumer:
             self._windows.note(ended)
         runs = [] if exchange.started is None else self._hold(exchange, exchange.started)
         self.demand.share.release(exchange.reserved)
+        self.fetcher.settled()
         return runs
 
     def _hold(self, exchange: Exchange, reply: Fetched) -> list[Run]:
@@ -205,17 +210,22 @@ class QueueConsumer:
             if self.held.runs:
                 self.lose()
         self.demand.more = reply.more
-        self.fetcher.answered(reply)
+        runs = self._make_runs(reply.jobs, reply.now, exchange.sent)
+        self.fetcher.answered(reply, len(self.held.runs) + len(self.held.fetched))
+        self._lost.look_for(exchange.fetched, reply)
+        exchange.reserved -= len(runs)
+        return runs
+
+    def _make_runs(self, jobs: Sequence[FetchedJob], now: float, sent: float) -> list[Run]:
+        """Make runs of jobs that Redis handed out at `now`, by its clock; return the new runs, which are to begin."""
         held_some = bool(self.held.runs)
         whole = self.served.runtime.shards.whole(self.served.queue)
-        delivery = Delivery(self.served.queue, reply.now, exchange.sent, self._progress.progressed, whole, self._steps)
-        runs = self.held.add(reply.jobs, delivery)
+        delivery = Delivery(self.served.queue, now, sent, self._progress.progressed, whole, self._steps)
+        runs = self.held.add(jobs, delivery)
         if runs:
             self.demand.begin_limit.handed_out()
             if not held_some:
                 self._attend()
-        self._lost.look_for(exchange.fetched, reply)
-        exchange.reserved -= len(runs)
         return runs
 
     def _with_slots(self, late: Fetched) -> Fetched:
@@ -233,13 +243,16 @@ class QueueConsumer:
         """Report the ends that an exchange has written, begin the new runs, and report the rest of the reply."""
         for ended, lost in exchange.written:
             self._report([run for run in ended if run.job.id not in lost] if lost else ended)
+        self._begin(runs)
+        if exchange.started is not None:
+            self._report_rest(exchange.started)
+
+    def _begin(self, runs: list[Run]) -> None:
         for run in runs:
             run.work = self._loop.create_task(self._run(run))
         if runs:
             self._loop.call_soon(self._report_begun, runs, time.monotonic())
             self._progress.handed_out()
-        if exchange.started is not None:
-            self._report_rest(exchange.started)
 
     async def _run(self, run: Run) -> None:
         try:
@@ -320,6 +333,38 @@ class QueueConsumer:
         self.demand.more = True
         self._work.set()
 
+    async def on_handed(self, handed: Handed, age: float | None) -> None:
+        """Begin a job that was handed over, and ask for another one.
+
+        If there is no slot for it, it is put back. If its message is old, `start` says first whether it is still here.
+        """
+        job = handed.job
+        if not self.held.unknown([job.id]):
+            return
+        if not self._reserve_handed(handed.ticket):
+            self.on_more()
+            self.held.returning.add(job.id)
+            try:
+                await hand_back_one(self.served, job.id, job.run)
+                self.held.returning.discard(job.id)
+            except StoreError:
+                self.on_unsure()
+        elif age is None:
+            self.on_fetched(job.id)
+        else:
+            self._begin(self._make_runs([job], handed.now, time.monotonic() - age))
+            self.on_more()
+
+    def _reserve_handed(self, ticket: int) -> bool:
+        """Reserve a slot for a job that was handed over: one of the exchange that asked for it, or another one."""
+        exchange = self._under_way
+        if self.demand.closed_by is not None:
+            return False
+        if exchange is not None and exchange.ticket == ticket and exchange.reserved > 0:
+            exchange.reserved -= 1  # `start` has left it: otherwise the worker would not wait
+            return True
+        return self.demand.share.reserve_one()
+
     def on_unsure(self) -> None:
         """Read the worker's list: it may hold jobs that are not known here."""
         self._lost.suspected = True
@@ -331,16 +376,20 @@ class QueueConsumer:
 
     # Called by the heartbeat, and at the end of the worker.
 
-    def counted(self, count: int, *, waits: bool) -> None:
-        """Note how many jobs the worker's list holds, and whether Redis knows that the worker waits for a message."""
-        self.fetcher.found(waits=waits)
-        if self.held.is_surplus(count):
+    def counted(self, found: Renewed, sent: float) -> None:
+        """Note how many jobs the worker's list holds, and whether Redis knows that the worker waits for a message.
+
+        `sent`: when the heartbeat was sent, in seconds since boot.
+        """
+        self.fetcher.found(waits=found.waits, now=found.now, sent=sent)
+        if self.held.is_surplus(found.held):
             self.on_unsure()
 
     def lose(self) -> None:
         """Stop and drop all held jobs: the lease had ended, so other workers have them now."""
         count = len(self.held.runs) + len(self.held.fetched)
         self.demand.share.release(self.held.lose())
+        self.fetcher.forget()
         self.on_unsure()
         self.served.runtime.emit(events.LeaseLost(queue=self.served.queue, worker=self.served.worker, held=count))
 
@@ -355,16 +404,16 @@ class QueueConsumer:
         self.fetcher.fetch_no_more()
 
     async def stop_fetching(self) -> None:
-        """Fetch no more; a BLMOVE that waits ends without a job, or hands its job back."""
+        """Fetch no more; a job that was handed over meanwhile is handed back."""
         self.fetch_no_more()
         self._work.set()
-        await self.fetcher.stop()
+        self.fetcher.stop()
 
     async def go_quiet(self) -> None:
         """Fetch no more, and go on: jobs that run end, and a job that a lost reply left in the worker's list starts."""
         self.fetch_no_more()
         self.demand.quiet = True
-        await self.fetcher.stop()
+        self.fetcher.stop()
 
     async def finish(self) -> None:
         """Make no other exchange, and wait for the one that is under way.
@@ -372,107 +421,3 @@ class QueueConsumer:
         It travels on a connection of its own. If it arrived after `hand_back`, jobs that have ended would run again.
         """
         await self._sender.finish()
-
-
-_MARK_AFTER: Final = 0.025
-"""Seconds after which a run is marked as begun. If its worker dies later, the attempt counts. If it dies before,
-it is not known whether the run had begun."""
-
-_BEGINS_WITHIN: Final = 1.0
-"""Seconds after which the timer no longer waits for a run to begin: the run waits for something that takes long."""
-
-_INTERVAL: Final = 0.25
-"""Seconds between two writes of the progress of runs."""
-
-
-class ProgressWriter:
-    """Writes the marks and the progress of `runs` that have not ended: that they have begun, and how far they are.
-
-    No job depends on these writes, so nothing waits for them, and a run that ends before the first delay causes none.
-    For the event loop's thread; `progressed` is for any thread.
-    """
-
-    def __init__(self, served: ServedQueue, runs: Mapping[str, Run]) -> None:
-        self._served = served
-        self._runs = runs
-        self._loop = asyncio.get_running_loop()
-        self._mark_timer: asyncio.TimerHandle | None = None
-        self._marking = set[asyncio.Task[None]]()
-        self._writing: asyncio.Task[None] | None = None
-        self._settled = asyncio.Event()
-        """No progress is being written."""
-        self._settled.set()
-
-    def handed_out(self) -> None:
-        """Note that there are new runs."""
-        if self._mark_timer is None:
-            self._mark_timer = self._loop.call_later(_MARK_AFTER, self._mark)
-
-    def rest(self) -> None:
-        """Note that all runs have ended: none is to be marked, so the timer need not wake the worker."""
-        if self._mark_timer is not None:
-            self._mark_timer.cancel()
-            self._mark_timer = None
-
-    def progressed(self) -> None:
-        """Note that a run has reported progress. For any thread."""
-        self._loop.call_soon_threadsafe(self._write)
-
-    async def settle(self) -> None:
-        """Wait until the progress that is being written has arrived, so that the last of a run is written last."""
-        await self._settled.wait()
-
-    def close(self) -> None:
-        """Write no more."""
-        self.rest()
-        for task in (self._writing, *self._marking):
-            if task is not None:
-                task.cancel()
-
-    def _mark(self) -> None:
-        """Mark the runs that began long enough ago; set the timer again if there are others."""
-        self._mark_timer = None
-        now, begun, more = time.monotonic(), list[Run](), False
-        for run in self._runs.values():
-            if run.marked or run.took is not None:
-                continue
-            if run.entered and run.began <= now - _MARK_AFTER:
-                run.marked = True
-                begun.append(run)
-            elif run.began or run.delivery.sent > now - _BEGINS_WITHIN:
-                more = True
-        if begun:
-            task = self._loop.create_task(self._write_marks(begun))
-            self._marking.add(task)
-            task.add_done_callback(self._marking.discard)
-        if more:
-            self.handed_out()
-
-    async def _write_marks(self, runs: list[Run]) -> None:
-        store, worker = self._served.store, self._served.worker
-        try:
-            await self._served.runtime.sender.send(store.begin(worker, [(run.job, "1") for run in runs]))
-        except StoreError:
-            for run in runs:
-                run.marked = False
-            self.handed_out()
-
-    def _write(self) -> None:
-        if self._writing is None or self._writing.done():
-            self._writing = self._loop.create_task(self._write_progress())
-
-    async def _write_progress(self) -> None:
-        store, worker = self._served.store, self._served.worker
-        while reports := [(run, run.progress) for run in self._runs.values() if run.progress is not None]:
-            rows = [(run.job, progress) for run, progress in reports]
-            self._settled.clear()
-            try:
-                await self._served.runtime.sender.send(store.progress(worker, rows))
-            except StoreError:
-                return  # Redis is down; the next report writes it, or the end of the run
-            finally:
-                self._settled.set()
-            for run, progress in reports:
-                if run.progress is progress:
-                    run.progress = None
-            await asyncio.sleep(_INTERVAL)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from evsched import events, keys
+from evsched import events
 from evsched.errors import StoreError, StoreRefused
 from evsched.events import Emit, Event
 from evsched.execution.handlers import Hang, HangFinder, RunningRuns
@@ -18,7 +18,6 @@ from evsched.execution.run import Run
 from evsched.runtime.loops import Runtime
 from evsched.runtime.shutdown import FORCED, call_within, end_children
 from evsched.store.run_ends import NotEnded, PutBack
-from evsched.store.server import unblock
 from evsched.transport.call import Call
 from evsched.transport.senders import SyncSender
 from evsched.worker.consumer import QueueConsumer
@@ -143,8 +142,6 @@ class Drain:
                 served, held = consumer.served, consumer.held
                 with contextlib.suppress(StoreRefused):
                     consumer.fetch_no_more()
-                    if (client := consumer.fetcher.client) is not None:
-                        sender.send(unblock(client, keys.root(served.queue)))
                     ends = _ends(served, held, reason, hang)
                     back += await _hand_back(served, held, ends, reason, send, written.append)
 

@@ -67,7 +67,10 @@ class HeldRuns:
         self.running = 0
         """How many of `runs` have not ended."""
         self._cancelled = set[str]()
-        """Ids of unknown jobs that were cancelled during an exchange: its reply may contain their runs."""
+        """Ids of unknown jobs that were cancelled since the worker asked for jobs: their runs may be on the way."""
+        self.returning = set[str]()
+        """Ids of jobs that are being handed back. A call whose reply was lost may be done later, so their runs do not
+        begin here any more."""
         self._surplus = 0
         """How many times in a row Redis counted more jobs than are known."""
 
@@ -80,8 +83,11 @@ class HeldRuns:
         """Take out the runs whose ends the next exchange writes, at most `limit`, and the ids that it starts."""
         ended, self.ended = self.ended[:limit], self.ended[limit:]
         fetched, self.fetched = self.fetched, []
-        self._cancelled.clear()
         return ended, fetched
+
+    def ask(self) -> None:
+        """Note that jobs are asked for: a job that was handed over before is not begun by its message any more."""
+        self._cancelled.clear()
 
     def keep(self, ended: list[Run], fetched: list[str]) -> None:
         """Keep the ends that an exchange could not write, and the jobs that it could not start, for the next one."""
@@ -187,8 +193,8 @@ class Exchange(Struct):
     """How many jobs the worker may hold after it; 0 = it starts nothing."""
     reserved: int
     """Slots that are kept for the jobs of the reply, those of `fetched` included."""
-    wait: bool
-    """If ready is empty, the worker waits for a message."""
+    ticket: int | None
+    """If ready is empty, the worker waits for a message with this ticket; 0: for an empty one. None = it does not."""
     lent: bool = False
     """The reply was late, so these slots were given to the other queues."""
 
@@ -234,7 +240,7 @@ class ExchangeSender:
         calls: list[Call[Any]] = [call for call, _ in writes]
         if hold := exchange.hold:
             cap, lease = runtime.config.payload_cap, runtime.times.lease
-            calls.append(store.start(worker, exchange.fetched, hold=hold, lease=lease, cap=cap, wait=exchange.wait))
+            calls.append(store.start(worker, exchange.fetched, hold=hold, lease=lease, cap=cap, ticket=exchange.ticket))
         exchange.sent = time.monotonic()
         if not calls:
             return
@@ -384,9 +390,9 @@ def _end_of(queue: str, run: Run) -> Event:
 class LostReplies:
     """Finds the jobs in a worker's list that it does not know of, and the ends that are written although no reply came.
 
-    If the reply to a BLMOVE or a `start` is lost, its jobs stay in the worker's list in Redis, where nobody runs them.
-    So the list itself is read: at the start, after each failure, when `start` did not hand out a job that it was asked
-    for, and when heartbeats count more jobs than are known.
+    If the reply of a `start` is lost, or the message of a hand-over, its jobs stay in the worker's list in Redis, where
+    nobody runs them. So the list itself is read: at the start, after each failure, when `start` did not hand out a job
+    that it was asked for, and when it or heartbeats count more jobs than are known.
 
     If the reply to the end of a run is lost, the end is sent again. A repeated end that finds the run gone was written
     the first time, or the lease was lost before. So the record is asked: if the worker has started the job again, or
@@ -425,20 +431,29 @@ class LostReplies:
     async def _last_run(self, run: Run) -> LastRun:
         return await self._served.runtime.sender.send(self._served.store.last_run(run.job.id))
 
-    async def find(self) -> None:
+    async def find(self, *, stopping: bool) -> None:
         """Read the list. Start the jobs that are not known, as far as there are slots, and hand back the others.
+
+        A worker that is `stopping` hands back all of them.
 
         Raises:
             StoreDown, StoreRefused
         """
         sender, store, worker = self._served.runtime.sender, self._served.store, self._served.worker
         unknown = self._held.unknown(await sender.send(store.held(worker)))
-        kept = [job_id for job_id in unknown if self._share.reserve_one()]
+        returning = {*self._held.returning}
+        returned = unknown if stopping else [job_id for job_id in unknown if job_id in returning]
+        others = [job_id for job_id in unknown if job_id not in returned]
+        kept = [job_id for job_id in others if self._share.reserve_one()]
         self._held.fetched += kept
-        if surplus := unknown[len(kept) :]:
+        surplus = [*returned, *others[len(kept) :]]
+        self._held.returning.update(surplus)
+        if surplus:
             last = await sender.send_all([store.last_run(job_id) for job_id in surplus])
             runs = [(job_id, of.run if of.worker == worker else "") for job_id, of in zip(surplus, last, strict=True)]
-            await sender.send(store.requeue(worker, "no slot was free", runs=runs))
+            reason = "the worker stops" if stopping else "no slot was free"
+            await sender.send(store.requeue(worker, reason, runs=runs))
+        self._held.returning.difference_update(returning, surplus)
         self.suspected = False
 
 

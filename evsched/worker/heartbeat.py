@@ -29,6 +29,7 @@ from evsched.transport.senders import SyncSender
 from evsched.transport.subscription import Subscription
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.drain import Drain
+from evsched.worker.fetcher import since_boot
 from evsched.worker.setup import QueueSetup
 from evsched.worker.status_reporter import StatusReporter
 
@@ -227,19 +228,20 @@ class Heartbeat(threading.Thread):
         busy = self._times.lease
         lease = busy if self._short else self._times.idle_lease
         announced = self._setup.announced(store.queue)
+        sent = since_boot()
         found = self._sender.send(store.heartbeat(self._worker, lease, busy=busy, announced=announced))
-        self._call_in_loop(self._found, store.queue, found)
+        self._call_in_loop(self._found, store.queue, found, sent)
         if not found.kept:
             self._sender.send(store.heartbeat(self._worker, lease, busy=busy, fresh=True))
 
-    def _found(self, queue: str, found: Renewed) -> None:
-        """Act on a reply. For the event loop."""
+    def _found(self, queue: str, found: Renewed, sent: float) -> None:
+        """Act on the reply to a call that was sent then, in seconds since boot. For the event loop."""
         consumer = self._consumers[queue]
         if not found.kept:
             consumer.lose()
         if not found.declared:
             self._setup.declare_again(queue)
-        consumer.counted(found.held, waits=found.waits)
+        consumer.counted(found, sent)
         if [job_id for job_id in found.stops if consumer.held.cancel(job_id)]:
             self._control.rebuild()  # it should have brought these before
 

@@ -1,6 +1,6 @@
-"""Notices: the messages that tell an idle worker of jobs that are ready. One connection for each server.
+"""Notices: the messages that bring jobs to idle workers, or tell of ready ones. One connection for each server.
 
-A worker that serves many queues, or shards, waits for them, and sends the exchanges of all on one connection too.
+A worker that serves many queues, or shards, sends the exchanges of all on one connection too.
 
 A connection that is silent for `probe_interval` seconds is tested, and whether Redis still knows that the worker waits:
 after a FLUSHALL it does not. While a dispatcher is idle too, its canaries reach the workers that wait, so that they
@@ -32,17 +32,17 @@ from evsched.transport.senders import BatchingSender
 from evsched.transport.servers import topology
 from evsched.transport.subscription import Subscription
 from evsched.worker.exchange import ServedQueue
-from evsched.worker.fetcher import NotifiedFetcher
+from evsched.worker.fetcher import Fetcher
 
 _FEW: Final = 8
-"""Queues for which a worker has connections of their own, two for each. Opening hundreds of them takes a busy machine
+"""Queues for which a worker has connections of their own, one for each. Opening hundreds of them takes a busy machine
 many seconds after the loss of a server, with TLS above all."""
 
 
 class _Link:
     """The subscription to one server, for the fetchers in `waits`, by channel."""
 
-    def __init__(self, runtime: Runtime, node: Host | None, waits: Mapping[bytes, NotifiedFetcher]) -> None:
+    def __init__(self, runtime: Runtime, node: Host | None, waits: Mapping[bytes, Fetcher]) -> None:
         self._runtime = runtime
         self._node = node
         self.waits = waits
@@ -76,7 +76,7 @@ class _Link:
             async for channel, message in subscription.messages():
                 self._heard = time.monotonic()
                 if message != keys.CANARY:
-                    await self.waits[channel].on_notice()
+                    await self.waits[channel].on_notice(message)
         except StoreError as error:
             self._runtime.emit(process_events.RedisFailed(kind=error.kind))
         finally:
@@ -107,13 +107,13 @@ class _Link:
         waiting = [wait for wait in self.waits.values() if wait.waiting]
         if waiting and not await waiting[0].is_kept() and waiting[0].waiting:
             for wait in waiting:
-                wait.found(waits=False)
+                wait.missed()
 
 
 class Notices:
-    """The connections that a worker has once for all queues that share them: for messages, and for exchanges.
+    """The connections that a worker has once: for messages, and for the exchanges of the queues that share it.
 
-    Each queue shares them if the worker has many `queues`, and a queue with shards always.
+    Each queue shares the latter if the worker has many `queues`, and a queue with shards always.
     """
 
     def __init__(self, runtime: Runtime, queues: int) -> None:
@@ -121,7 +121,7 @@ class Notices:
         self._many = queues > _FEW
         self.sender = BatchingSender(runtime.config.url)
         """Sends the exchanges, so that exchanges of one moment travel together."""
-        self._waits: dict[str, NotifiedFetcher] = {}
+        self._waits: dict[str, Fetcher] = {}
         """By queue."""
         self._cluster = topology(runtime.config.url)
         self._links: dict[Host | None, _Link] = {}
@@ -129,14 +129,14 @@ class Notices:
         self._changed = asyncio.Event()
         """The topology may have changed, or a subscription has ended."""
 
-    def join(self, wait: NotifiedFetcher) -> NotifiedFetcher:
+    def join(self, wait: Fetcher) -> Fetcher:
         """Add the wait for the jobs of a queue; return it."""
         self._waits[wait.queue] = wait
         self._changed.set()
         return wait
 
-    def serve(self, queue: str) -> bool:
-        """Return whether a queue shares the connections."""
+    def share(self, queue: str) -> bool:
+        """Return whether a queue sends its exchanges with those of others."""
         shards = self._runtime.shards
         return self._many or shards.counts.get(shards.whole(queue), 0) > 0
 
@@ -150,8 +150,6 @@ class Notices:
         Raises:
             Exception: that a subscription has ended with; a fault of evsched.
         """
-        while not self._waits:  # each queue fetches with BLMOVE
-            await self._changed.wait()
         loop = asyncio.get_running_loop()
 
         def ring() -> None:
@@ -179,7 +177,7 @@ class Notices:
             StoreDown, StoreRefused: the servers cannot be found, or nobody owns the slot of a queue.
         """
         await self._runtime.sender.nodes()
-        wanted = defaultdict[Host | None, dict[bytes, NotifiedFetcher]](dict)
+        wanted = defaultdict[Host | None, dict[bytes, Fetcher]](dict)
         failed: StoreError | None = None
         for wait in self._waits.values():
             try:
@@ -188,7 +186,11 @@ class Notices:
                 failed = error
             else:
                 wanted[node][wait.channel.encode()] = wait
-        await self._stop([node for node, link in self._links.items() if wanted.get(node) != link.waits])
+        changed = [node for node, link in self._links.items() if wanted.get(node) != link.waits]
+        for link in [self._links[node] for node in changed]:
+            if link.reconnect.failures:
+                link.reconnect.passed()  # other nodes have its queues now: this one is not waited for any more
+        await self._stop(changed)
         for node, waits in wanted.items():
             if node not in self._links:
                 link = self._links[node] = _Link(self._runtime, node, waits)

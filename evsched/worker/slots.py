@@ -73,8 +73,8 @@ class QueueShare:
         return max(_BLOCK, self.slots.total // 2) if self.mean < _BRIEF else 1
 
     @property
-    def may_block(self) -> bool:
-        """Whether to block for a job: a slot is free; or other queues hold them all, and only a job gives it a turn."""
+    def may_wait(self) -> bool:
+        """Whether to wait for a job: a slot is free; or other queues hold them all, and only a job gives it a turn."""
         return self.slots.free > 0 or self.slots.shared
 
     @property
@@ -118,6 +118,10 @@ class Slots:
 
     def __init__(self, total: int) -> None:
         self.total = self.free = total
+        self.seats = 0
+        """Seats that the worker has, each for one job that may be handed over to it."""
+        self.asked = 0
+        """Slots that are reserved for the replies to questions. Most will be free again."""
         self._shares: list[QueueShare] = []
         self._turns: dict[QueueShare, int] | None = None
         """How the free slots are dealt; None = they are to be dealt again."""
@@ -133,6 +137,15 @@ class Slots:
     def part(self) -> int:
         """An equal part of the free slots for each share, rounded up."""
         return -(-self.free // len(self._shares))
+
+    def take_seat(self) -> bool:
+        """Take a seat, if there are more slots for jobs than seats; return whether it was.
+
+        So a job is handed over to a worker without a free slot only if another queue took the slot meanwhile.
+        """
+        taken = self.seats < self.free + self.asked
+        self.seats += taken
+        return taken
 
     def join(self, weight: float, wake: Callable[[], None]) -> QueueShare:
         """Add a queue; return its share."""
@@ -192,7 +205,7 @@ class Slots:
             self._turns = None
 
     def give_back(self, count: int) -> None:
-        """Count slots as free, and wake the shares that want some, or that could not block without one."""
+        """Count slots as free, and wake the shares that want some, or that could not wait without one."""
         were_none = self.free <= 0
         self.free += count
         self._turns = None
@@ -239,7 +252,7 @@ class Demand:
         more. Other queues could not use a slot that is taken until the reply comes, so this one takes its part of them,
         or a block if jobs are brief.
         """
-        wants = self.more and self._closed_by is None
+        wants = self.more and self.closed_by is None
         self.share.want(wants)
         if not wants:
             return 0
@@ -252,10 +265,11 @@ class Demand:
     def not_fetching(self) -> FetchPause | None:
         """Why nothing is fetched now, however many slots are free; None = jobs are fetched when there is a slot."""
         slow = self.more and self.begin_limit.is_slow(time.monotonic())
-        return self._closed_by or ("busy loop" if slow else None)
+        return self.closed_by or ("busy loop" if slow else None)
 
     @property
-    def _closed_by(self) -> FetchPause | None:
+    def closed_by(self) -> FetchPause | None:
+        """Why nothing is fetched, even if jobs would begin at once."""
         if self.closed:
             return "quiet" if self.quiet else "stopping"
         if self._waits:
@@ -273,8 +287,9 @@ class Demand:
         return False
 
     @property
-    def blocks(self) -> bool:
-        return not self.more and not self.closed and self.share.may_block
+    def waits(self) -> bool:
+        """Whether to wait until a job is ready."""
+        return not self.more and not self.closed and self.share.may_wait
 
     def narrow(self) -> None:
         """Fetch no more than can begin: jobs came back that found no process of the pool free."""

@@ -86,9 +86,8 @@ class Worker:
 
     def _add(self, queues: list[str]) -> None:
         for queue in queues:
-            notices = self._notices if self._notices.serve(queue) else None
             self.consumers[queue] = QueueConsumer(
-                self._counted, queue, self.id, self._executor, self._slots, self._heartbeat.attend, notices
+                self._counted, queue, self.id, self._executor, self._slots, self._heartbeat.attend, self._notices
             )
             self._heartbeat.add(Store(queue))
             if self._quieting:

@@ -147,7 +147,7 @@ class Arena:
         put("r1", "r2", "good-3")
         self._seed_inline()
         send(store.ask("running"))
-        send(store.at(NOW).start("v", (), hold=1, lease=99, wait=True))
+        send(store.at(NOW).start("v", (), hold=1, lease=99, ticket=0))
         send(store.declare(Declared(name="r", payload=due, rule="@hourly")))
         send(store.recur("r", b"0", [Occurrence("r@1", NOW - 1, NOW - 1, None)], next_=NOW + 9))
         send(store.at(NOW).register("app", "content", given=1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.interleavings.scenes import BATCHES, GRAPHS, INLINES, SCENES, SIGNALS, run
+from tests.interleavings.scenes import BATCHES, GRAPHS, HAND_OVERS, INLINES, SCENES, SIGNALS, run
 from tests.interleavings.search import FAULTS, JUMP
 from tests.interleavings.server import SavedRedis
 
@@ -16,8 +16,8 @@ def main() -> None:
     parser.add_argument(
         "scene",
         nargs="*",
-        default=[*SCENES, *INLINES, *SIGNALS, *BATCHES, *GRAPHS],
-        help="; ".join([*SCENES, *INLINES, *SIGNALS, *BATCHES, *GRAPHS]),
+        default=[*SCENES, *INLINES, *SIGNALS, *HAND_OVERS, *BATCHES, *GRAPHS],
+        help="; ".join([*SCENES, *INLINES, *SIGNALS, *HAND_OVERS, *BATCHES, *GRAPHS]),
     )
     parser.add_argument("--faults", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=1)

@@ -11,7 +11,7 @@ from evsched.jobs.tasks import Hook
 from evsched.recurrence.recurrence import Declared
 from evsched.store.client_calls import Edit, New
 from evsched.transport.call import Call
-from tests.interleavings import batch_pauses, batches, graphs
+from tests.interleavings import batch_pauses, batches, graphs, hand_over
 from tests.interleavings.processes import SIGNAL, Handlers, client, dispatcher, janitor, recurring, worker
 from tests.interleavings.releases import STORE, THIS, previous
 from tests.interleavings.rules import INLINE, INLINE_PAYLOAD, MEMBERS, PAYLOAD, RECORD, SECOND, Rules
@@ -203,6 +203,9 @@ SIGNALS: Final[Mapping[str, Mapping[str, Any]]] = {
 BATCHES: Final = (*batches.PLANS, *batch_pauses.PLANS)
 """The scenes of batches, by name."""
 
+HAND_OVERS: Final = tuple(hand_over.PLANS)
+"""The scenes of jobs that are handed over to workers, by name."""
+
 GRAPHS: Final = tuple(graphs.PLANS)
 """The scenes of graphs, by name."""
 
@@ -213,7 +216,7 @@ def run(name: str, redis: SavedRedis, *, most: int = 10_000_000, failures: int =
     `scope`: `faults`, `epochs`, `without`, the processes that are left out, and `old`, those of the previous release.
     `excuses`: whether these may do the harm that is documented. `kinds`: the kinds of faults.
     """
-    if found := next((plans for plans in (batches, batch_pauses, graphs) if name in plans.PLANS), None):
+    if found := next((plans for plans in (batches, batch_pauses, graphs, hand_over) if name in plans.PLANS), None):
         scene = found.make(name, redis, **scope)
     else:
         scene = _make(redis, **{**SCENES, **INLINES, **SIGNALS}[name], **scope)

@@ -376,7 +376,7 @@ def _place(process: Process) -> str:
     inner: Any = process
     while inner is not None and inner.gi_frame is not None:
         frame, code = inner.gi_frame, inner.gi_code
-        settings = code.co_varnames[: code.co_argcount]  # the same in all states
+        settings = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]  # the same in all states
         known = {name: value for name, value in frame.f_locals.items() if name not in settings}
         parts.append(f"{code.co_name}@{frame.f_lasti}{canonical(known)}")
         inner = inner.gi_yieldfrom

@@ -99,6 +99,9 @@ return 1
 _TIME: Final = re.compile(r"19\d{8}(?:\.\d+)?")
 """A Unix time in a state."""
 
+_HAND_OVER: Final = ("dispatch", "complete", "requeue")
+"""The scripts that put jobs into ready, as the scenes of the hand-over call them."""
+
 _REFUSALS: Final = ("LATE", "MISSING", "RUNNING", "EXISTS", "MOVING", "CHANGED")
 _PIPELINE: Final = 300
 """Commands sent together."""
@@ -139,6 +142,8 @@ class SavedRedis:
         self._shas: dict[str, bytes] = {}
         self._done: dict[tuple[bytes, tuple[Any, ...]], tuple[Snapshot, Any]] = {}
         self._snapshots: dict[bytes, Snapshot] = {}
+        self.hands_over = False
+        """Scripts hand over jobs, and so start them."""
         self.made = 0
         """How many calls were made; the others were known."""
 
@@ -211,7 +216,8 @@ class SavedRedis:
 
     def later(self, clock: Clock, call: Call[Any]) -> Clock:
         """Return when a call is made. Time moves within an epoch only when jobs are started, which is compared."""
-        return clock._replace(step=clock.step + (call.script is not None and call.script.name == "start"))
+        starts = ("start", *(_HAND_OVER if self.hands_over else ()))
+        return clock._replace(step=clock.step + (call.script is not None and call.script.name in starts))
 
     def ranked(self, text: str, clock: Clock) -> str:
         """Replace each time in a text by its rank: what happens depends on which is earlier, and not on by how much.

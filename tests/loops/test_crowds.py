@@ -24,7 +24,7 @@ from evsched.top.collector import Top
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
-from evsched.worker import consumer
+from evsched.worker import run_notes
 from evsched.worker.slots import QueueShare
 from tests.support import heavy
 from tests.support.patience import PATIENCE
@@ -156,7 +156,7 @@ async def test_only_long_runs_are_marked_as_begun(
     async def noop() -> None: ...
 
     with monkeypatch.context() as patch:
-        patch.setattr(consumer, "_MARK_AFTER", PATIENCE)  # so that they are short on any machine
+        patch.setattr(run_notes, "_MARK_AFTER", PATIENCE)  # so that they are short on any machine
         async with system(config, app):
             for job in [await noop.enqueue() for _ in range(20)]:
                 await job.result(PATIENCE)
@@ -185,7 +185,7 @@ async def test_no_timer_wakes_a_worker_whose_runs_have_ended(
         return timer
 
     monkeypatch.setattr(loop, "call_later", note)
-    monkeypatch.setattr(consumer, "_MARK_AFTER", after)
+    monkeypatch.setattr(run_notes, "_MARK_AFTER", after)
 
     @app.task
     async def noop() -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evsched import App, events, process_events
+from evsched import App, events
 from evsched.config import Config
 from evsched.keys import schedule
 from evsched.transport.embedded import EmbeddedRedis
@@ -30,23 +30,6 @@ async def test_a_worker_and_a_dispatcher_that_start_run_the_jobs_in_redis(
         assert running.dispatcher.queues
         await completed(running)
         assert [event.done for event in running.recorder.of(events.RecurrenceDeclared)] == ["made"]
-
-
-async def test_a_worker_that_is_refused_says_so_once_and_not_that_redis_is_down(
-    own: EmbeddedRedis, client: Any, app: App
-) -> None:
-    @app.task
-    async def job() -> None: ...
-
-    client.config_set("maxmemory", 1)
-    async with system(Config(url=own.url, concurrency=5), app) as running:
-        refused = await running.recorder.wait(process_events.CallRefused)
-        assert (refused.who, refused.queue, refused.kind) == ("worker, fetching", app.queue, "oom")
-        await running.recorder.wait(process_events.RedisFailed, lambda event: event.kind == "oom", count=3)
-        client.config_set("maxmemory", 0)
-        assert (await running.recorder.wait(process_events.CallAccepted)).kind == "oom"
-        assert len(running.recorder.of(process_events.CallRefused)) == 1
-        assert not running.recorder.of(process_events.RedisDown)
 
 
 async def test_a_worker_runs_jobs_although_the_set_of_queues_cannot_be_written(

@@ -46,7 +46,7 @@ async def test_a_concurrency_limit_holds_across_workers_and_all_jobs_run(config:
 async def test_jobs_behind_a_concurrency_limit_are_fetched_while_memory_is_full(
     config: Config, app: App, queue: str, raw: Any
 ) -> None:
-    """Redis refuses BLMOVE then, so the call that ends a job must fetch the next one. Retries alone would be slow."""
+    """No call of a worker needs memory then, so none is refused and sent again, which would be slow."""
     count, limit = 180, 3
 
     @app.task
@@ -67,8 +67,7 @@ async def test_jobs_behind_a_concurrency_limit_are_fetched_while_memory_is_full(
             )
         finally:
             raw.config_set("maxmemory", 0, **on_primaries(raw))
-        refused = [event for event in whole.recorder.of(process_events.RedisFailed) if event.kind == "oom"]
-        assert 0 < len(refused) < count / limit / 2
+        assert not [event for event in whole.recorder.of(process_events.RedisFailed) if event.kind == "oom"]
 
 
 async def test_a_rate_that_is_used_up_opens_when_the_dispatcher_wakes(config: Config, app: App, queue: str) -> None:

@@ -1,4 +1,4 @@
-"""A quiet worker: the others get all jobs at once, whether workers wait in BLMOVE or for messages."""
+"""A quiet worker: the others get all jobs at once, whether its queues share a connection or not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evsched.store.client_calls import New
 from tests.support.system import system
 
 
-@pytest.mark.parametrize("count", [1, 9], ids=["BLMOVE", "messages"])
+@pytest.mark.parametrize("count", [1, 9], ids=["one queue", "many queues"])
 async def test_jobs_go_to_the_other_worker_when_one_is_quiet(config: Config, app: App, queue: str, count: int) -> None:
     @app.task
     async def work() -> None: ...

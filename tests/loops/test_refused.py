@@ -9,16 +9,11 @@ import pytest
 
 from evsched import App, StoreRefused, events, process_events
 from evsched.config import Config
-from evsched.runtime.loops import Runtime
-from evsched.store.store import Store
 from evsched.transport.call import Call
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
-from evsched.worker.exchange import ServedQueue
-from evsched.worker.fetcher import BlockingFetcher
-from evsched.worker.slots import Slots
 from tests.support.patience import NO_CAP, PATIENCE
-from tests.support.plain import on_primaries, plain_client
+from tests.support.plain import on_primaries
 from tests.support.recorder import Recorder
 from tests.support.system import System, system
 
@@ -213,33 +208,3 @@ async def test_jobs_are_handed_back_beside_a_queue_that_redis_refuses(
     assert stopped.handed_back == 1
     for key in raw.keys(f"evsched:{{{bad}}}*"):
         raw.delete(key)
-
-
-class NoListener:
-    """A FetchListener that does nothing."""
-
-    def on_fetched(self, job_id: str) -> None: ...
-
-    def on_more(self) -> None: ...
-
-    def on_unsure(self) -> None: ...
-
-
-async def test_idle_fetcher_notices_soon_that_redis_accepts_writes_again() -> None:
-    """Redis refuses a BLMOVE at once while too few replicas are connected. A BLMOVE that it accepts ends only later."""
-    recorder = Recorder()
-    with EmbeddedRedis(min_replicas_to_write="1") as server, plain_client(server.url) as raw:
-        config = Config(url=server.url, probe_interval=3600)
-        runtime = Runtime(config, BatchingSender(server.url), recorder)
-        share = Slots(1).join(1.0, lambda: None)
-        fetcher = BlockingFetcher(ServedQueue(runtime, Store("q"), "w"), share, NoListener())
-        await fetcher.feed(hungry=True)
-        fetching = asyncio.create_task(fetcher.run())
-        try:
-            assert (await recorder.wait(process_events.RedisDown)).kind == "noreplicas"
-            raw.config_set("min-replicas-to-write", 0)
-            await recorder.wait(process_events.RedisUp)
-        finally:
-            await fetcher.stop()
-            await fetching
-            await runtime.sender.close()

@@ -13,6 +13,7 @@ import pytest
 from evsched import App, current_job, events, process_events
 from evsched.config import Config
 from evsched.jobs.job import encode
+from evsched.store.worker_calls import Renewed
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.patience import PATIENCE
 from tests.support.plain import on_primaries
@@ -138,8 +139,8 @@ async def test_jobs_of_a_lost_reply_are_started(
         raw.hset(f"evsched:{{{queue}}}:job:lost", "payload", '{"task":"noop"}')
         raw.rpush(f"evsched:{{{queue}}}:processing:{worker.id}", "lost")
         consumer = worker.consumers[queue]
-        consumer.counted(1, waits=False)
-        consumer.counted(1, waits=False)
+        consumer.counted(Renewed(True, 1, [], True, False, 0.0), 0.0)
+        consumer.counted(Renewed(True, 1, [], True, False, 0.0), 0.0)
         await running.recorder.wait(events.Completed, lambda event: event.ids == ["lost"])
     assert not raw.exists(f"evsched:{{{queue}}}:processing:{worker.id}")
 
@@ -158,8 +159,8 @@ async def test_jobs_of_a_lost_reply_are_started_even_over_several_replies(
             raw.hset(f"evsched:{{{queue}}}:job:{job_id}", "payload", payload)
         raw.rpush(f"evsched:{{{queue}}}:processing:{worker.id}", *ids)
         consumer = worker.consumers[queue]
-        consumer.counted(9, waits=False)
-        consumer.counted(9, waits=False)
+        consumer.counted(Renewed(True, 9, [], True, False, 0.0), 0.0)
+        consumer.counted(Renewed(True, 9, [], True, False, 0.0), 0.0)
         await running.recorder.until(
             lambda: {one for event in running.recorder.of(events.Completed) for one in event.ids} == {*ids}
         )

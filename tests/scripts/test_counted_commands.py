@@ -21,7 +21,7 @@ JOBS = 250
 SLOTS = 128
 """Jobs that a worker starts, or ends, in one call: half of its slots."""
 
-EMPTY = {"dispatch": 13, "start": 22, "complete": 11}
+EMPTY = {"dispatch": 13, "start": 23, "complete": 11}
 """The commands of a call that finds nothing to do."""
 CROWD = {
     "a record": {"dispatch": 818, "start": 421, "complete": 535},

@@ -63,7 +63,7 @@ def ear(server: EmbeddedRedis, queue: str) -> Generator[Ear]:
 def wait(send: Send, store: Store, *workers: str) -> None:
     """Have workers wait, one second after the other."""
     for n, worker in enumerate(workers):
-        found = send(store.at(NOW + n).start(worker, (), hold=5, lease=99, wait=True))
+        found = send(store.at(NOW + n).start(worker, (), hold=5, lease=99, ticket=0))
         assert (found.waits, found.more, found.jobs) == (True, False, [])
 
 
@@ -82,7 +82,7 @@ def test_each_job_calls_one_worker_and_the_longest_waiting_first(
     dispatch(send, store, "b", "c", "d")
     assert ear.heard() == ["u", "w"]
     assert "idle" not in state()
-    found = send(store.at(NOW).start("u", (), hold=5, lease=99, wait=True))
+    found = send(store.at(NOW).start("u", (), hold=5, lease=99, ticket=0))
     assert ([job.id for job in found.jobs], found.waits) == (["a", "b", "c", "d"], True)
 
 
@@ -99,7 +99,7 @@ def test_idle_workers_hear_the_canary_and_go_on_waiting(send: Send, store: Store
 def test_a_worker_that_asks_again_keeps_its_place(send: Send, store: Store, ear: Ear) -> None:
     ear.listen("u", "v")
     wait(send, store, "u", "v")
-    send(store.at(NOW + 8).start("u", (), hold=5, lease=99, wait=True))
+    send(store.at(NOW + 8).start("u", (), hold=5, lease=99, ticket=0))
     dispatch(send, store, "a")
     assert ear.heard() == ["u"]
 
@@ -120,14 +120,14 @@ def test_a_worker_waits_only_if_it_may_hold_more(
     send: Send, store: Store, state: State, hold: int, waits: bool
 ) -> None:
     dispatch(send, store, "a")
-    assert send(store.at(NOW).start("w", (), hold=hold, lease=99, wait=True)).waits is waits
+    assert send(store.at(NOW).start("w", (), hold=hold, lease=99, ticket=0)).waits is waits
     assert ("idle" in state()) is waits
 
 
 def test_worker_waits_only_on_request_and_with_an_empty_ready(send: Send, store: Store, state: State) -> None:
     assert not send(store.at(NOW).start("u", (), hold=9, lease=99)).waits
     dispatch(send, store, *(f"j{n}" for n in range(30)))
-    found = send(store.at(NOW).start("w", (), hold=9, lease=99, wait=True))
+    found = send(store.at(NOW).start("w", (), hold=9, lease=99, ticket=0))
     assert (found.more, found.waits) == (True, False)
     assert "idle" not in state()
 

@@ -278,10 +278,10 @@ def test_a_job_in_two_lists_runs_in_one(run: FetchedJob, send: Send, store: Stor
 
 
 def test_heartbeat_renews_a_lease_and_reports_a_missing_one(send: Send, store: Store, state: State) -> None:
-    assert send(store.at(NOW).heartbeat("w", 15)) == Renewed(False, 0, [], True, False)
+    assert send(store.at(NOW).heartbeat("w", 15)) == Renewed(False, 0, [], True, False, NOW)
     assert state() == {}
-    assert send(store.at(NOW).heartbeat("w", 15, fresh=True)) == Renewed(True, 0, [], True, False)
-    assert send(store.at(NOW + 5).heartbeat("w", 15)) == Renewed(True, 0, [], True, False)
+    assert send(store.at(NOW).heartbeat("w", 15, fresh=True)) == Renewed(True, 0, [], True, False, NOW)
+    assert send(store.at(NOW + 5).heartbeat("w", 15)) == Renewed(True, 0, [], True, False, NOW + 5)
     assert state() == {"leases": {"w": NOW + 20}}
 
 
@@ -315,7 +315,7 @@ def test_full_memory_refuses_new_jobs_and_lets_existing_ones_end() -> None:
         assert sender.send(store.complete("w", [(a, DONE)])) == []
         assert sender.send(store.retry("w", [(b, Retried(1.0, "x"))])) == []
         assert sender.send(store.bury("w", [(c, Buried("x", False))])) == []
-        assert sender.send(store.heartbeat("w", 15)) == Renewed(True, 1, [], True, False)
+        assert sender.send(store.at(NOW).heartbeat("w", 15)) == Renewed(True, 1, [], True, False, NOW)
         assert sender.send(store.requeue("w", "x")) == PutBack("all", ["d"], [])
         assert snapshot(raw, "full")["ready"] == ["d"]
         sender.close()

@@ -56,6 +56,8 @@ class CheckedWalk(Walk):
             assert state.get(f"processing:{worker}", []) == model.processing.get(worker, [])
         assert set(state.get("leases", {})) == model.leases
         assert state.get("idle", {}) == model.idle
+        seats = {worker: int(seat.split()[0]) for worker, seat in state.get("seats", {}).items()}
+        assert seats == model.seats
         assert state.get("throttled", {}) == model.throttled
         assert [job.decode() for job in self.raw.lrange(self.sent, 0, -1)] == model.sent
         turns = {f"passed:{p}": v for p, v in model.passed.items()}
@@ -239,6 +241,7 @@ def test_random_walks(server: EmbeddedRedis, part: int) -> None:
         "it hands back",
         "a suspect is handed out",
         "an idle worker",
+        "handed over",
         "cancel, processing",
         "cancel by filter",
         "reschedule by filter",

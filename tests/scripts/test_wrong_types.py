@@ -179,7 +179,7 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "snooze": lambda store, runs: store.at(NOW).snooze("w", [(runs[RUN], Snoozed("x", 1.0))]),
     "stand_by": lambda store, runs: store.at(NOW).stand_by("p", Announced("app", "content", "d"), lease=9, claim=9),
     "settle": lambda store, runs: store.settle([Report("1-1", "dead", "7", "done", "", "9")]),
-    "start": lambda store, runs: store.at(NOW).start("w", [RUN], hold=5, lease=99, wait=True),
+    "start": lambda store, runs: store.at(NOW).start("w", [RUN], hold=5, lease=99, ticket=0),
     "decline": lambda store, runs: store.decline("w"),
     "survey": lambda store, runs: store.at(NOW).survey(),
     "unpause": lambda store, runs: store.unpause("paused", f"{NOW - 5:.0f}".encode(), NOW + 5),

@@ -103,13 +103,11 @@ def shares(raw: Any, queue: str, jobs: Sequence[Job[Any]]) -> list[int]:
     return sorted(ran.values())
 
 
-async def until_waiting(raw: Any, workers: int) -> None:
+async def until_waiting(raw: Any, queue: str, workers: int) -> None:
     """Wait until `workers` workers wait for a job: one that has just started takes nothing yet."""
     async with asyncio.timeout(PATIENCE):
-        waiting = 0
-        while waiting < workers:
-            clients = await asyncio.to_thread(raw.client_list)
-            waiting = sum(one["cmd"] == "blmove" and "b" in one["flags"] for one in clients)
+        while await asyncio.to_thread(raw.zcard, f"evsched:{{{queue}}}:idle") < workers:
+            pass
 
 
 @pytest.mark.extra
@@ -127,7 +125,7 @@ async def test_jobs_that_keep_the_event_loop_busy_are_shared(
     rounds = list[list[int]]()
     with serving(cli, queue, slots, slots):
         while not rounds or (min(rounds[-1]) < 20 and len(rounds) < 5):
-            await until_waiting(raw, 2)
+            await until_waiting(raw, queue, 2)
             jobs = await compute.enqueue_many([(after,)] * 100)
             await asyncio.gather(*(job.result(PATIENCE) for job in jobs))
             rounds.append(shares(raw, queue, jobs))

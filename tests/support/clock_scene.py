@@ -152,11 +152,11 @@ class ClockScene:
         return starts > 1 or (starts == 1 and self._raw.zscore(f"{ROOT}schedule", job) is not None)
 
     def _fetch(self, worker: subprocess.Popen[bytes]) -> None:
-        """Have a stopped worker receive a job: Redis moves it into its list, since its BLMOVE waits there."""
+        """Have a job handed over to a stopped worker: its connection is still open, so Redis moves it into its list."""
         if self._cell.step != "fetched":
             return
         os.kill(worker.pid, signal.SIGSTOP)
-        names = [name.decode() for name in self._raw.zrange(f"{ROOT}leases", 0, -1)]
+        names = [name.decode() for name in self._raw.zrange(f"{ROOT}leases", 0, -1) if b"-%d-" % worker.pid in name]
         for n in range(4):
             job = self._enqueue("work", f"fetched-{n}")
             self._until(lambda job=job: self._starts(job) or self._is_held(names, job))
@@ -167,9 +167,8 @@ class ClockScene:
         self._until(lambda: not self._unended())
 
     def _is_held(self, names: list[str], job: str) -> bool:
-        """Return whether a job is in a worker's list, and stays there unstarted."""
-        held = [name for name in names if job.encode() in self._raw.lrange(f"{ROOT}processing:{name}", 0, -1)]
-        return bool(held) and self._raw.hget(f"{ROOT}job:{job}", "worker") is None
+        """Return whether a job is in the list of one of these workers."""
+        return any(job.encode() in self._raw.lrange(f"{ROOT}processing:{name}", 0, -1) for name in names)
 
     def _at(self, step: str) -> None:
         """Let the clock jump, if this is the step."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 READY_AHEAD = 16
@@ -93,7 +94,14 @@ class Gate:
     processing: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     leases: set[str] = field(default_factory=set[str])
     idle: dict[str, float] = field(default_factory=dict[str, float])
-    """Worker -> since when it waits for a message. Nobody receives any in a walk, so each in turn is told in vain."""
+    """Worker -> since when it waits for a message."""
+    seats: dict[str, int] = field(default_factory=dict[str, int])
+    """Worker -> the ticket of its seat."""
+    listening: bool = False
+    """The workers receive their messages. If they do not, each in turn is served in vain."""
+    is_suspect: Callable[[str], bool] = lambda _job: False
+    handed: list[tuple[str, int, str]] = field(default_factory=list[tuple[str, int, str]])
+    """The messages to workers: the worker, the ticket, and the job; 0 and "" if it is empty."""
     dead: set[str] = field(default_factory=set[str])
     jobs: dict[str, Record] = field(default_factory=dict[str, Record])
     passed: dict[int, float] = field(default_factory=dict[int, float])
@@ -267,13 +275,33 @@ class Gate:
             passed += went
             if not saw or passed >= room:
                 break
-        self.call_idle(passed - asked)
+        self.hand_over(passed - asked, now)
         if rate and passed:
             self.spend("", rate, burst, passed, now)
 
-    def call_idle(self, jobs: int) -> None:
-        if jobs > 0:
-            self.idle.clear()
+    def hand_over(self, jobs: int, now: float) -> None:
+        while jobs > 0 and self.idle:
+            _, worker = min((since, worker) for worker, since in self.idle.items())
+            del self.idle[worker]
+            ticket = self.seats.pop(worker, 0)
+            if not self.listening or (ticket and worker not in self.leases):
+                continue
+            job = self.start_first(worker, now) if ticket else ""
+            self.handed.append((worker, ticket if job else 0, job))
+            jobs -= 1
+
+    def start_first(self, worker: str, now: float) -> str:
+        """Start the first job of ready for a worker; return its id, "" if `start` has to decide on it."""
+        job = self.ready[0] if self.ready else ""
+        record = self.jobs.get(job)
+        if record is None or record.due is None or record.worker or record.finished or record.stop:
+            return ""
+        if self.is_suspect(job) or (self.in_flight is not None and job not in self.in_flight):
+            return ""
+        self.ready.remove(job)
+        self.processing.setdefault(worker, []).append(job)
+        record.attempt, record.worker, record.started = record.attempt + 1, worker, now
+        return job
 
     def remove_waiting(self, job: str) -> str | None:
         record = self.jobs.get(job)

@@ -202,8 +202,10 @@ class Runs(Gate):
 
     @verb
     def start(
-        self, worker: str, fetched: list[str], hold: int, now: float, *, wait: bool = False
+        self, worker: str, fetched: list[str], hold: int, now: float, *, ticket: int | None = None
     ) -> list[tuple[str, str]]:
+        since = self.idle.pop(worker, now)
+        self.seats.pop(worker, None)
         held = self.processing.setdefault(worker, [])
         ids = [job for job in fetched if job in held]
         more = self.share(len(held), hold - len(held))
@@ -245,14 +247,17 @@ class Runs(Gate):
             started.append((job, record.run))
         if held:
             self.leases.add(worker)
-        if wait and not self.ready and len(held) < hold:
-            self.idle.setdefault(worker, now)
+        if ticket is not None and not self.ready and len(held) < hold:
+            self.idle[worker] = now if started else since
+            if ticket:
+                self.seats[worker] = ticket
         return started
 
     @verb
-    def decline(self, worker: str) -> None:
+    def decline(self, worker: str, now: float) -> None:
+        self.seats.pop(worker, None)
         if self.idle.pop(worker, None) is None and self.ready:
-            self.call_idle(1)
+            self.hand_over(1, now)
 
     def _own(self, worker: str, job: str, run: str) -> bool:
         record = self.jobs.get(job)
@@ -455,6 +460,8 @@ class Runs(Gate):
     @verb
     def requeue(self, worker: str, limit: int, now: float, *, died: bool) -> None:
         held = self.processing.get(worker, [])
+        waited = self.idle.pop(worker, None) is not None
+        self.seats.pop(worker, None)
         back: list[str] = []
         listed = 0
         for job in reversed(held[-limit:]):
@@ -479,8 +486,9 @@ class Runs(Gate):
                     record.again = self.schedule.pop(job, record.again)
             held.remove(job)
         self.return_to_backlog(back)
-        self.call_idle(listed)
+        self.hand_over(listed, now)
         self.admit(0, now)
         if not held:
             self.leases.discard(worker)
-            self.decline(worker)
+            if self.ready and not waited:
+                self.hand_over(1, now)

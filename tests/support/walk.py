@@ -9,21 +9,26 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any, Literal, cast
 
+from evsched import keys
 from evsched.errors import JobExists, JobMissing, JobRunning, StoreDown
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Forwarded, Mark, Message, Retried, Snoozed
 from evsched.store.client_calls import New
 from evsched.store.moves import Arrival, MovingBatch
 from evsched.store.operator_calls import condition
 from evsched.store.store import Store
+from evsched.store.worker_calls import read_handed
 from evsched.transport.call import Call
 from evsched.transport.senders import SyncSender
 from tests.support.gate import Record, id_of, is_inline, task_of
 from tests.support.model import Model
+from tests.support.patience import PATIENCE
 from tests.support.plain import plain_client
 
 START = 1_900_000_000.0
 IDS = [f"j{n:02}" for n in range(40)]
 WORKERS = ["u", "v"]
+LEASE = 1e6
+"""Seconds: the leases do not end."""
 INLINE = {
     id_of(member): member
     for member in [f'{{"task":"{task}","args":[{n}]}}' for n in range(16) for task in ("slow", "quick")]
@@ -94,6 +99,14 @@ class Walk:
         self.sent, self.refused = f"{{{self.store.queue}}}:sent", f"{{{self.store.queue}}}:refused"
         self.raw.set(self.refused, "no list")
         self.model = Model()
+        self.messages = None if client_of else self.raw.pubsub()
+        if self.messages is not None:
+            self.messages.ssubscribe(*(keys.idle(self.store.queue, worker) for worker in WORKERS))
+            for _ in WORKERS:
+                assert self.messages.get_sharded_message(timeout=PATIENCE)["type"] == "ssubscribe"
+            self.model.listening = True
+        self.model.is_suspect = lambda job: self.raw.hexists(f"{self.root}suspects", job)
+        self.tickets = 0
         self.now = START
         self.runs: list[tuple[str, FetchedJob]] = []
         self.done = Counter[str]()
@@ -109,6 +122,8 @@ class Walk:
         """Jobs that were enqueued, whether or not the call arrived, and when."""
 
     def close(self) -> None:
+        if self.messages is not None:
+            self.messages.close()
         self.raw.close()
         self.sender.close()
 
@@ -117,7 +132,28 @@ class Walk:
         (name,) = self.pick.choices(list(WEIGHTS), list(WEIGHTS.values()))
         getattr(self, name)()
         self.done[name] += 1
+        self.receive()
         return name
+
+    def receive(self) -> None:
+        """Receive the messages to the workers: which jobs were handed over to them."""
+        if self.messages is None:
+            return
+        received = list[tuple[str, int, str]]()
+        self.messages.ping()  # it is answered after all earlier messages
+        while (message := self.messages.get_sharded_message(timeout=PATIENCE))["type"] != "pong":
+            worker = message["channel"].decode().rpartition(":")[2]
+            if not message["data"]:
+                received.append((worker, 0, ""))
+                continue
+            handed = read_handed(message["data"])
+            record = self.model.jobs[handed.job.id]
+            assert (handed.job.payload, handed.job.due) == (record.payload, record.due)
+            self.note("handed over", handed.job.id)
+            self.runs.append((worker, handed.job))
+            received.append((worker, handed.ticket, handed.job.id))
+        assert received == self.model.handed
+        self.model.handed.clear()
 
     def note(self, what: str, job: str) -> None:
         """Note that a case was met, and whether it was met with an inline job."""
@@ -219,9 +255,11 @@ class Walk:
         if self.pick.random() < 0.5:
             fetched = self.fetch(worker)
         hold = self.pick.choice([2, 5, 30])
-        wait = self.pick.random() < 0.6
-        fetch = self.send(self.store.at(self.now).start(worker, fetched, hold=hold, lease=15, wait=wait))
-        expected = self.model.start(worker, fetched, hold, self.now, wait=wait)
+        self.tickets += 1
+        ticket = self.pick.choice([None, None, 0, self.tickets, self.tickets])
+        fetch = self.send(self.store.at(self.now).start(worker, fetched, hold=hold, lease=LEASE, ticket=ticket))
+        expected = self.model.start(worker, fetched, hold, self.now, ticket=ticket)
+        assert fetch.held == len(self.model.processing[worker])
         assert not fetch.waits or worker in self.model.idle
         self.done["an idle worker"] += fetch.waits
         assert [(job.id, job.run) for job in fetch.jobs] == expected
@@ -236,7 +274,7 @@ class Walk:
         self.runs += [(worker, job) for job in fetch.jobs]
 
     def fetch(self, worker: str) -> list[str]:
-        self.send(self.store.at(self.now).heartbeat(worker, 15, busy=15, fresh=True))  # as every worker does first
+        self.send(self.store.at(self.now).heartbeat(worker, LEASE, busy=LEASE, fresh=True))  # as every worker does first
         one = self.raw.lmove(f"{self.root}ready", f"{self.root}processing:{worker}", "LEFT", "RIGHT")
         expected = self.model.fetch(worker)
         assert (one.decode() if one else None) == expected
@@ -351,8 +389,8 @@ class Walk:
 
     def decline(self) -> None:
         worker = self.pick.choice(WORKERS)
-        self.send(self.store.decline(worker))
-        self.model.decline(worker)
+        self.send(self.store.at(self.now).decline(worker))
+        self.model.decline(worker, self.now)
 
     def cancel(self) -> None:
         job = self.recent_or_inline()

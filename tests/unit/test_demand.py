@@ -22,20 +22,20 @@ def begin(wanted: Demand, count: int, seconds: float) -> bool:
 
 async def test_demand_is_the_free_slots_until_ready_is_empty_and_then_blocks() -> None:
     wanted = demand(4)
-    assert not wanted.blocks
+    assert not wanted.waits
     assert wanted.reserve(3) == 3
     assert wanted.asks_again()
     wanted.more = False
-    assert (wanted.asks_again(), wanted.blocks, wanted.reserve(3)) == (False, True, 0)
+    assert (wanted.asks_again(), wanted.waits, wanted.reserve(3)) == (False, True, 0)
 
 
 async def test_demand_blocks_only_when_a_slot_is_free() -> None:
     wanted = demand(2)
     assert wanted.reserve(9) == 2
     wanted.more = False
-    assert not wanted.blocks
+    assert not wanted.waits
     wanted.share.release(1)
-    assert wanted.blocks
+    assert wanted.waits
 
 
 async def test_a_closed_demand_asks_for_nothing() -> None:
@@ -43,7 +43,7 @@ async def test_a_closed_demand_asks_for_nothing() -> None:
     wanted.closed = True
     assert wanted.reserve(9) == 0
     wanted.more = False
-    assert not wanted.blocks
+    assert not wanted.waits
 
 
 async def test_demand_grows_step_by_step_after_jobs_came_back() -> None:

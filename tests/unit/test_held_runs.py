@@ -79,7 +79,7 @@ def test_cancellation_stops_a_run_once_even_before_it_is_added() -> None:
     (late,) = add(held, "b")
     assert late.stop_reason == "cancelled"
     held.cancel("c")
-    held.begin_exchange(9)
+    held.ask()
     (again,) = add(held, "c")
     assert again.stop_reason is None
 

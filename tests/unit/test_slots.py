@@ -99,11 +99,11 @@ def test_queue_without_a_slot_blocks_only_if_others_hold_the_slots() -> None:
     slots = Slots(1)
     a = slots.join(1.0, lambda: None)
     a.want(True)
-    assert a.may_block
+    assert a.may_wait
     assert a.reserve(999) == 1
-    assert not a.may_block
+    assert not a.may_wait
     b = slots.join(1.0, lambda: None)
-    assert b.may_block
+    assert b.may_wait
 
 
 def test_many_queues_share_many_slots_with_little_work(monkeypatch: pytest.MonkeyPatch) -> None:
