@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evsched.jobs.job import Done
+from evsched.jobs.job import Done, FetchedJob
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.call import folder, script
@@ -89,7 +89,7 @@ def test_first_write_to_the_record_ends_being_light(send: Send, store: Store, ra
 
 
 def test_late_end_of_a_run_does_not_end_a_later_one(send: Send, store: Store, raw: Any, root: str) -> None:
-    runs = []
+    runs = list[FetchedJob]()
     send(store.at(NOW).heartbeat("w", 60, busy=15, fresh=True))
     for n in range(2):
         raw.zadd(f"{root}schedule", {MEMBER: NOW + n})
