@@ -69,7 +69,7 @@ _TYPES: Final = {
     **dict.fromkeys(
         ["limits", "in_flight", "fair", "moving", "arrived", "busy_leases", "windows", "suspects"], b"hash"
     ),
-    **dict.fromkeys(["declared_limits", "batch_sums"], b"hash"),
+    **dict.fromkeys(["declared_limits", "batch_sums", "seats"], b"hash"),
     **dict.fromkeys(["arrival"], b"string"),
     **dict.fromkeys(["ready"], b"list"),
     **dict.fromkeys(["ends", "audit"], b"stream"),

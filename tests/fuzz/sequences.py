@@ -144,7 +144,8 @@ _BY_NAME: Final[dict[str, Values]] = {
     "misfire_grace": _LENGTHS,
     **dict.fromkeys(["limit", "most", "hold", "offset", "number", "row", "above", "missed"], _COUNTS),
     **dict.fromkeys(["revision", "given", "known"], ([b"", b"1", b"2"], [b"0", b"9" * 15])),
-    **dict.fromkeys(["reply", "fresh", "wait", "began", "killed", "paused", "stay"], _FLAGS),
+    "ticket": ([b"", b"0", b"7"], _COUNTS[1]),
+    **dict.fromkeys(["reply", "fresh", "began", "killed", "paused", "stay"], _FLAGS),
     "cap": ([b"262144", b"1000"], [b"0", b"9007199254740993"]),
     "id": (IDS, [*_BAD_IDS, *_INLINE]),
     "member": ([*IDS, *_INLINE], [*_BAD_IDS, *_BAD_INLINE]),
@@ -387,7 +388,7 @@ _ZSETS: Final = (
 ).split()
 _HASHES: Final = (
     b"limits in_flight fair moving arrived busy_leases windows suspects declared_limits recurrence:r job:a job:running "
-    b"batch:b batch_ids:b batch:g batch_nodes:g batch_sums"
+    b"batch:b batch_ids:b batch:g batch_nodes:g batch_sums seats"
 ).split()
 _BROKEN: Final = {
     **dict.fromkeys(_ZSETS, b"zset"),
