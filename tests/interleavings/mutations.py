@@ -24,8 +24,8 @@ MUTATIONS: Final = {
         (
             (
                 "complete",
-                "ours[i] = belongs(worker, id, ARGV[first + (i - 1) * width + 1], run[1], run[2], run[9])",
-                "ours[i] = true",
+                "if text:sub(1, #head) == head then",
+                "do",
             ),
             ("complete", "(ours[i] and redis.call('LREM', list, 1, id) == 1)", "redis.call('LREM', list, 1, id)"),
         ),
@@ -55,8 +55,8 @@ MUTATIONS: Final = {
         (
             (
                 "limit",
-                "local payload = redis.call('HGET', record(id)",
-                "do return nil end\n  local payload = redis.call('HGET', record(id)",
+                "local payload = whole_field(id, 'payload')\n  payloads_read",
+                "do return nil end\n  local payload = whole_field(id, 'payload')\n  payloads_read",
             ),
         ),
         *("limit of a task that comes and goes, inline", 0, 0, "beyond the limit"),

@@ -112,9 +112,13 @@ async def test_no_job_starts_after_its_batch_was_cancelled(
     monkeypatch.setattr(keeper, "_SLICES", 0)
     async with system(replace(config, queues=(queue, other)), tasks.app) as running:
         batch = await tasks.app.batch().open()
-        await batch.add(tasks.work.using(delay=0.05), "a")
-        await batch.add(tasks.work.using(delay=0.05, queue=other), "b")
+        jobs = [
+            await batch.add(tasks.work.using(delay=3600), "a"),
+            await batch.add(tasks.work.using(delay=3600, queue=other), "b"),
+        ]
         await batch.cancel()
+        for job in jobs:
+            await job.reschedule()
         await running.recorder.until(lambda: dispatched(running) == 2)
         for name in (queue, other):
             await tasks.pass_by(name)

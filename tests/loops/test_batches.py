@@ -61,7 +61,7 @@ async def test_a_dispatcher_moves_fewer_jobs_in_a_step(server: EmbeddedRedis, qu
     async with system(Config(url=server.url, queues=(queue,)), app, workers=0) as running:
         await running.recorder.wait(events.Dispatched, lambda _: sum(dispatched(running)) == MANY)
         sizes = dispatched(running)
-        assert sizes[:4] == [125, 125, 93, 69]
+        assert sizes[:4] == [250, 250, 187, 140]
         assert sizes[-2] == store_queue.LEAST
 
 
@@ -76,6 +76,6 @@ async def test_a_worker_starts_and_ends_fewer_jobs_in_a_call(server: EmbeddedRed
         )
         started = [len(one.ids) for one in running.recorder.of(events.Started)]
         completed = [len(one.ids) for one in running.recorder.of(events.Completed)]
-        assert max(started) == 125
+        assert max(started) == 250
         assert max(started[-5:]) <= store_queue.LEAST
         assert max(completed[-5:]) <= store_queue.LEAST

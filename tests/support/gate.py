@@ -99,6 +99,8 @@ class Gate:
     """Worker -> the ticket of its seat."""
     listening: bool = False
     """The workers receive their messages. If they do not, each in turn is served in vain."""
+    told: set[str] = field(default_factory=set[str])
+    """Workers that were sent an empty message and have not asked since."""
     is_suspect: Callable[[str], bool] = lambda _job: False
     handed: list[tuple[str, int, str]] = field(default_factory=list[tuple[str, int, str]])
     """The messages to workers: the worker, the ticket, and the job; 0 and "" if it is empty."""
@@ -288,6 +290,8 @@ class Gate:
                 continue
             job = self.start_first(worker, now) if ticket else ""
             self.handed.append((worker, ticket if job else 0, job))
+            if not job:
+                self.told.add(worker)
             jobs -= 1
 
     def start_first(self, worker: str, now: float) -> str:

@@ -206,6 +206,7 @@ class Runs(Gate):
     ) -> list[tuple[str, str]]:
         since = self.idle.pop(worker, now)
         self.seats.pop(worker, None)
+        self.told.discard(worker)
         held = self.processing.setdefault(worker, [])
         ids = [job for job in fetched if job in held]
         more = self.share(len(held), hold - len(held))
@@ -256,6 +257,7 @@ class Runs(Gate):
     @verb
     def decline(self, worker: str, now: float) -> None:
         self.seats.pop(worker, None)
+        self.told.discard(worker)
         if self.idle.pop(worker, None) is None and self.ready:
             self.hand_over(1, now)
 
@@ -462,6 +464,7 @@ class Runs(Gate):
         held = self.processing.get(worker, [])
         waited = self.idle.pop(worker, None) is not None
         self.seats.pop(worker, None)
+        self.told.discard(worker)
         back: list[str] = []
         listed = 0
         for job in reversed(held[-limit:]):
