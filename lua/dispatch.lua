@@ -143,20 +143,25 @@ local moved, buried, missed, places, leaving = {}, {}, {}, {}, {}
 -- The new light jobs, as id, text, ...
 local new_light = {}
 
--- Make a record of an inline job: whether Redis could.
-local function adopt(id, member, priority, group)
-  local fields = { 'payload', member }
+-- The key of a job's record, as `record`. The job may have become light in this call, under its id or as a member.
+local function record_of(id)
   for i = light_jobs[id] and #new_light - 1 or 0, 1, -2 do
-    if new_light[i] == id then -- it was due under its id as well, and would be light
+    if new_light[i] == id then
       table.remove(new_light, i)
       table.remove(new_light, i)
     end
   end
+  return record(id)
+end
+
+-- Make a record of an inline job: whether Redis could.
+local function adopt(id, member, priority, group)
+  local fields = { 'payload', member }
   for name, value in pairs({ priority = priority, group = group }) do
     fields[#fields + 1] = name
     fields[#fields + 1] = tostring(value)
   end
-  return type(redis.pcall('HSET', record(id), unpack(fields))) == 'number'
+  return type(redis.pcall('HSET', record_of(id), unpack(fields))) == 'number'
 end
 
 -- The id of the job that a member stands for. When it cannot run: the id under which it is kept, and why.
@@ -281,7 +286,7 @@ end
 
 -- Move one due job on, by its record. Returns whether it leaves the schedule.
 local function move_on(id, score)
-  local key = light_of(id) and record(id) or record_key(id)
+  local key = light_of(id) and record_of(id) or record_key(id)
   local job = read_record(key)
   if not job then
     quarantine(keep_misnamed(id), 'the key of its record is ' .. NOT_A_HASH)

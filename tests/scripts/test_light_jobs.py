@@ -144,9 +144,12 @@ def test_no_job_is_light_while_a_worker_may_not_know_light_jobs(
     assert record(raw, root, INLINE)[b"payload"] == MEMBER.encode()
 
 
-def test_job_that_is_due_under_its_id_and_as_a_member_is_one(send: Send, store: Store, raw: Any, root: str) -> None:
+@pytest.mark.parametrize("first", [INLINE, MEMBER], ids=["its id", "the member"])
+def test_job_that_is_due_under_its_id_and_as_a_member_is_one(
+    send: Send, store: Store, raw: Any, root: str, first: str
+) -> None:
     raw.hset(f"{root}job:{INLINE}", "payload", '{"task":"other"}')
-    raw.zadd(f"{root}schedule", {INLINE: NOW - 2, MEMBER: NOW - 1})
+    raw.zadd(f"{root}schedule", {INLINE: NOW - 1, MEMBER: NOW - 1, first: NOW - 2})
     dispatch(send, store)
     (job,) = send(store.at(NOW).start("w", (), hold=9, lease=15)).jobs
     assert (job.id, job.payload) == (INLINE, MEMBER.encode())

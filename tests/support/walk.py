@@ -274,7 +274,9 @@ class Walk:
         self.runs += [(worker, job) for job in fetch.jobs]
 
     def fetch(self, worker: str) -> list[str]:
-        self.send(self.store.at(self.now).heartbeat(worker, LEASE, busy=LEASE, fresh=True))  # as every worker does first
+        self.send(
+            self.store.at(self.now).heartbeat(worker, LEASE, busy=LEASE, fresh=True)
+        )  # as every worker does first
         one = self.raw.lmove(f"{self.root}ready", f"{self.root}processing:{worker}", "LEFT", "RIGHT")
         expected = self.model.fetch(worker)
         assert (one.decode() if one else None) == expected
