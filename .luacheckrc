@@ -30,14 +30,24 @@ for path in io.popen("ls lua/*.lua"):lines() do
   end
 end
 
+-- The light jobs that a call has read; what dispatch and the hand-over make of them is noted too.
+local noted = { "light", "light_jobs", "recorded", "more_light" }
+for at = #shared, 1, -1 do
+  for _, name in ipairs(noted) do
+    if shared[at] == name then
+      table.remove(shared, at)
+    end
+  end
+end
+
 for _, path in ipairs(paths) do
   if path:find("lua/_", 1, true) then
-    -- 211, 231: it does not use all that it defines itself. 431: its own names are shared ones.
-    files[path] = { read_globals = shared, ignore = { "211", "231", "431" } }
+    -- 211, 231, 241: it does not use all that it defines itself. 431: its own names are shared ones.
+    files[path] = { read_globals = shared, globals = noted, ignore = { "211", "231", "241", "431" } }
   else
     local seen = { "root", "schedule", "backlog", "ready", "dead", "leases", "recurrences", unpack(constants) }
     local uses = text_of[path]:match("\n%-%- USES +(.-)\n%-%-\n") or text_of[path]:match("\n%-%- USES +(.-)\n\n")
     names_in(uses or "", seen)
-    files[path] = { read_globals = seen }
+    files[path] = { read_globals = seen, globals = noted }
   end
 end

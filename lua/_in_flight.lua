@@ -314,8 +314,9 @@ local function convict(id, unsure)
   mark_suspect(id, deaths + 1, 0, counted + doubts + unsure)
 end
 
--- The fields that `end_runs` reads, of the first run of a light job, and its due, which is the tenth of them; nil if the
--- job is no light one, or this is not its run. One table for all runs of this name: most of a call started together.
+-- The fields that `end_runs` reads, of the first run of a light job, and its due, which is the tenth of them; nil if
+-- the job is no light one, or this is not its run. One table for all runs of this name: most of a call started
+-- together.
 -- USES light_jobs, recorded
 local light_runs = {}
 local function light_run(id, named, worker)
@@ -337,13 +338,12 @@ local function light_run(id, named, worker)
   end
 end
 
--- End runs of a worker. Each row from `first` on is one run: id, run, and the last arguments of
--- `finish(id, run, scheduled, ...)`. `run` has the record's worker, attempt, reply, again, stop, recurrence, reason,
--- ledger, started, due, group, by and batch. `takes_light`: `finish` knows light jobs, which otherwise get records first.
--- `scheduled` is the id's score on the schedule, false if it is not there.
--- Returns the ids of the runs that do not belong to the worker any more: LOST. Nothing is written for those. Also
--- returns the ids of the runs that `finish` refused to end, each followed by the error that it returned. They stay in
--- the worker's list.
+-- End runs of a worker. Each row from `first` on is one run: id, run, and the last arguments of `finish(id, run,
+-- scheduled, ...)`. `run` has the record's worker, attempt, reply, again, stop, recurrence, reason, ledger, started,
+-- due, group, by and batch. `takes_light`: `finish` knows light jobs, which otherwise get records first. `scheduled` is
+-- the id's score on the schedule, false if it is not there. Returns the ids of the runs that do not belong to the
+-- worker any more: LOST. Nothing is written for those. Also returns the ids of the runs that `finish` refused to end,
+-- each followed by the error that it returned. They stay in the worker's list.
 --
 -- The runs are taken out of the worker's list first, which is also the check that they are there. So Redis must not be
 -- able to refuse anything in `finish` after its first write: types are checked before, and the values that it writes

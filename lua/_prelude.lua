@@ -344,8 +344,8 @@ end
 
 -- Places: where a job is, and how a due job is taken out of the place where it waits.
 
--- Whether a queue, by the prefix of its keys, has any place, light job, worker, recurrence, limit, chore or batch. A queue that
--- Redis refuses to read has.
+-- Whether a queue, by the prefix of its keys, has any place, light job, worker, recurrence, limit, chore or batch. A
+-- queue that Redis refuses to read has.
 local function has_any(prefix)
   return redis.pcall(
     'EXISTS',

@@ -85,22 +85,23 @@ local function decode(member, cap)
   return job
 end
 
--- Light jobs: from dispatch to the end of the first run, what changes of a job is in a hash of the queue, and nothing of
--- that in the job's record. So the jobs of a call are read and written by one command for all; one for each record costs
--- more than all else that is done for a job.
+-- Light jobs: from dispatch to the end of the first run, the times, the worker and the payload of a job are in a hash
+-- of the queue. So one command reads or writes all jobs of a call. One for each record costs more than all else that
+-- is done for a job.
 --
--- light  hash  id -> started, worker and due, and the payload, with spaces between them; dashes for a worker and a start
---              that it does not have, a `=` before the due if the job has a record too
+-- light  hash  id -> started, worker and due, and the payload, with spaces between them; dashes for a worker and a
+--              start that it does not have, a `=` before the due if the job has a record too
 --
--- Inline jobs without an id, a priority or a group of their own are light, and have no record: most never get one, since
--- they run once, end well, and nobody can ask for them by an id. A job with a record is light if that has only the
--- payload, the priority and when it was created. Code that reads fields by `field_of` or `job_fields` finds them wherever they are. Code
--- that writes to a record gets its key from `record`, which moves what the hash has to the record: then the job is no
--- light one any more.
+-- Inline jobs without an id, a priority or a group of their own are light, and have no record: most never get one,
+-- since they run once, end well, and nobody can ask for them by an id. A job with a record is light if that has only
+-- the payload, the priority and when it was created.
+--
+-- Code that reads fields by `field_of` or `job_fields` finds them wherever they are. Code that writes to a record gets
+-- its key from `record`, which moves what the hash has to the record: then the job is not light any more.
 
--- The light jobs that this call has read: id -> the text of the hash, or the fields of the job, once they were asked for;
--- false = it is no light job. `recorded`: id -> true if it has a record too. `more_light`: whether there are light jobs
--- that are not read yet; nil = that is not known.
+-- The light jobs that this call has read: id -> the text of the hash, or the fields of the job, once they were asked
+-- for; false = it is no light job. `recorded`: id -> true if it has a record too. `more_light`: whether there are light
+-- jobs that are not read yet; nil = that is not known.
 local light, light_jobs, recorded = root .. 'light', {}, {}
 local more_light
 
@@ -172,8 +173,8 @@ local function light_of(id)
   return light_jobs[id]
 end
 
--- Write to the record of a light job what the hash has, and more fields. A payload that is there stays. pcall: if the key
--- is of another type, what follows finds that. `started`: nil = it has not.
+-- Write to the record of a light job what the hash has, and more fields. A payload that is there stays. pcall: if the
+-- key is of another type, what follows finds that. `started`: nil = it has not.
 -- USES record_key, recorded, light_of
 local function write_light(id, due, worker, started, ...)
   local key = record_key(id)

@@ -13,9 +13,9 @@
 --        opens the gate, '' = none does
 -- FAILS  none
 -- TWICE  the second call finds nothing due
--- RARE   record, bury, judge_occurrence, tally, remove_waiting, keep_misnamed, reuse, keep_inline, with_failure, throttled_in,
---        field_of, holds, worker_of, recurrence_of, begin_count, judge_groups, reopen, spend, tokens, end_queue_pause,
---        note_turns, joined_rows, milliseconds
+-- RARE   record, bury, judge_occurrence, tally, remove_waiting, keep_misnamed, reuse, keep_inline, with_failure,
+--        throttled_in, field_of, holds, worker_of, recurrence_of, begin_count, judge_groups, reopen, spend, tokens,
+--        end_queue_pause, note_turns, joined_rows, milliseconds
 -- USES   clock, expect, expect_gate, seconds, MEMBER_MOST, field_of, remove_waiting, bury, record, TOO_LONG,
 --        priority_of, group_of, moment_of, judge_occurrence, tally, next_score, keep_misnamed, NOT_A_HASH, holds,
 --        worker_of, reuse, throttled_in, recurrence_of, save_turns, open, payload_size, is_inline, is_id, ID_RULE,
@@ -115,8 +115,8 @@ if #due > 0 and first_sizes[ready] > 0 then
   end
 end
 
--- Do all workers know light jobs? Those of the release before do not, nor do they say how long their busy lease is. While
--- there is no worker, one of those may come.
+-- Do all workers know light jobs? Those of the release before do not, nor do they say how long their busy lease is.
+-- While there is no worker, one of those may come.
 local workers = #due > 0 and redis.pcall('ZCARD', leases)
 local takes_light = workers and workers ~= 0 and workers == redis.pcall('HLEN', busy_leases)
 -- The due members that become light jobs -> their ids: most inline jobs. Whether any of them is known already, by a
@@ -334,13 +334,14 @@ end
 
 for i = 1, #due, 2 do
   local member, score = due[i], due[i + 1]
-  local id, problem = light_ids[member], nil
+  local id = light_ids[member]
   if id and not (light_jobs[id] or explicit[id] or is_ready[id]) then
     score = due_of(score)
     line_up(id, score, '5', '')
     add_light(id, light_text(member, score))
     leaving[#leaving + 1] = member
   else
+    local problem
     id, problem = identify(member)
     if problem then
       quarantine(id, problem)
@@ -358,11 +359,11 @@ if #places > 0 then
   redis.call('ZADD', backlog, 'NX', unpack(places))
   if first_sizes[dead] + #buried > 0 then
     -- The record of a dead job may have been deleted before its id was used again: then only the dead set names it.
-    local ids = {}
+    local lined_up = {}
     for i = 2, #places, 2 do
-      ids[#ids + 1] = places[i]
+      lined_up[#lined_up + 1] = places[i]
     end
-    redis.call('ZREM', dead, unpack(ids))
+    redis.call('ZREM', dead, unpack(lined_up))
   end
 end
 if #leaving > 0 then

@@ -122,13 +122,13 @@ if is_plain and given > 0 and redis.call('EXISTS', backlog, throttled, ready) > 
   first = given + 1
 end
 for i = 1, #ids do
-  local id, mark, due, at = ids[i], nil, nil, nil
+  local id, mark, due, from = ids[i], nil, nil, nil
   local text = i >= first and light_jobs[id]
   if type(text) == 'string' and #text <= cap and #text <= out.room then
-    mark, due, at = text:match('^%- %-+ (=?)(%S+) ()')
+    mark, due, from = text:match('^%- %-+ (=?)(%S+) ()')
   end
   if due then
-    local payload, started, last, begins = text:sub(at), out.started, #out.started, #light_begins
+    local payload, started, last, begins = text:sub(from), out.started, #out.started, #light_begins
     started[last + 1], started[last + 2], started[last + 3] = id, first_run, due
     started[last + 4], started[last + 5] = payload, due
     light_begins[begins + 1], light_begins[begins + 2] = id, light_text(payload, mark .. due, out.moment, worker)
