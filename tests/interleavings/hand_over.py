@@ -47,6 +47,11 @@ for line in ((message or '') .. '\\n'):gmatch('([^\\n]*)\\n') do
 end
 local id = lines[4] or ''
 local run = redis.call('HMGET', root .. 'job:' .. id, 'worker', 'attempt', 'started')
+local light = redis.call('HGET', root .. 'light', id)
+if light then
+  run[3], run[1] = light:match('^(%S+) (%S+)')
+  run[2] = '1'
+end
 local held = redis.call('LPOS', root .. 'processing:' .. worker, id)
 local ours = held and run[1] == worker and run[2] == lines[5] and run[3] == lines[2]
 return { message, now, ours and '1' or '' }
