@@ -161,7 +161,8 @@ local function pass(room, now)
   if looked == 0 then
     return 0, 0, false
   end
-  local waits = redis.call('ZCARD', backlog) > looked or (not is_bare and redis.call('EXISTS', throttled) == 1)
+  local waits = redis.call('ZCARD', backlog) > looked
+  waits = waits or ((policy.grouped or not is_bare) and redis.call('EXISTS', throttled) == 1)
   if #ids > 0 then
     redis.call('RPUSH', ready, unpack(ids))
     if waits then
