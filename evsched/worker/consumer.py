@@ -282,11 +282,15 @@ class QueueConsumer:
     def _report_rest(self, reply: Fetched) -> None:
         """Report the jobs that `start` buried, and whether it left jobs in ready."""
         emit, queue = self.served.runtime.emit, self.served.queue
-        if reply.more != self._left_some:
-            self._left_some = reply.more
-            emit(events.ReadyLeft(queue=queue) if reply.more else events.ReadyDrained(queue=queue))
+        self._report_left(reply.more)
         for job_id, why in reply.buried:
             emit(events.JobBuried(queue=queue, id=job_id, reason=why))
+
+    def _report_left(self, more: bool) -> None:
+        """Report whether ready holds more jobs than the worker took, when that changes."""
+        if more != self._left_some:
+            self._left_some, queue = more, self.served.queue
+            self.served.runtime.emit(events.ReadyLeft(queue=queue) if more else events.ReadyDrained(queue=queue))
 
     def _report_begun(self, runs: list[Run], handed_out: float) -> None:
         """Report the runs that have begun. The event loop calls this after the first step of each.
@@ -353,6 +357,7 @@ class QueueConsumer:
             self.on_fetched(job.id)
         else:
             self._begin(self._make_runs([job], handed.now, time.monotonic() - age))
+            self._report_left(handed.more)  # without a free slot, no question is sent whose reply would say so
             self.on_more()
 
     def _reserve_handed(self, ticket: int) -> bool:

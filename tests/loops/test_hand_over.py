@@ -20,6 +20,7 @@ from evsched.worker import fetcher
 from evsched.worker.exchange import Exchange, ExchangeSender, ServedQueue
 from evsched.worker.fetcher import Fetcher
 from tests.loops.test_idle_wait import started, until
+from tests.support.patience import PATIENCE
 from tests.support.system import System, system
 
 
@@ -242,9 +243,12 @@ async def test_worker_of_more_queues_than_slots_has_a_seat_for_each_slot(scene: 
 async def test_job_handed_over_to_a_stopping_worker_does_not_wait_for_its_other_jobs(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told = asyncio.Event()
+
     async def stop(one: Fetcher, _: bytes) -> None:
         one.fetch_no_more()
         stopping.stop()
+        told.set()
 
     async with system(scene.config, scene.app) as running:
         await scene.waits(running)
@@ -254,7 +258,8 @@ async def test_job_handed_over_to_a_stopping_worker_does_not_wait_for_its_other_
         await scene.waits(running)
         before_messages(monkeypatch, stop)
         scene.schedule("job")
-        await until(lambda: not scene.raw.exists(f"{keys.root(scene.queue)}seats"))
+        async with asyncio.timeout(PATIENCE):
+            await told.wait()
         monkeypatch.undo()
         other = running.work()
         assert await started(running, "job") == other.id

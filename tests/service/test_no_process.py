@@ -213,7 +213,7 @@ def test_a_parent_whose_process_does_not_start_still_stands_by(cli: Cli, queue: 
 
 @pytest.mark.extra
 def test_lost_declarations_are_restored_though_no_process_runs(cli: Cli, queue: str, raw: Any) -> None:
-    cli.environment["EVSCHED_TEST_IDLE_HEARTBEAT"] = "0.5"
+    cli.environment["EVSCHED_TEST_SAFETY_CAP"] = "0.5"
     with parent(cli, "0:8") as (_, log):
         log.until("RecurrenceDeclared")
         log.until("ParentWaits")

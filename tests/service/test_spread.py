@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from evsched import App, Job
+from evsched.transport.call import text
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
+from tests.support.snapshot import light_fields
 
 pytestmark = pytest.mark.anyio
 
@@ -98,7 +100,9 @@ async def waiting(path: Path) -> AsyncGenerator[Waiting]:
 
 def shares(raw: Any, queue: str, jobs: Sequence[Job[Any]]) -> list[int]:
     """Return how many of these jobs each worker has run, or is running."""
-    workers = (raw.hget(f"evsched:{{{queue}}}:job:{job.id}", "worker") for job in jobs)
+    root = f"evsched:{{{queue}}}:"
+    light = {job.decode(): light_fields(one.decode()).get("worker") for job, one in raw.hgetall(f"{root}light").items()}
+    workers = (light.get(job.id) or text(raw.hget(f"{root}job:{job.id}", "worker") or b"") for job in jobs)
     ran = Counter(worker for worker in workers if worker)
     return sorted(ran.values())
 
