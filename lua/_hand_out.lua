@@ -104,8 +104,7 @@ end
 --
 -- `start` adds a worker in the same call in which it finds ready empty. The scripts that put a job into ready take out
 -- the worker that has waited longest. If it has a seat, they hand the job over to it: they move the job into its list,
--- write what `start` would, and send it the job. An empty message asks it to call `start`. So one job wakes one worker,
--- and no job is put into ready while a worker stays in `idle`.
+-- write what `start` would, and send it the job. An empty message asks it to call `start`. So one job wakes one worker.
 local idle, seats = root .. 'idle', root .. 'seats'
 
 -- Start the first job of ready for a worker, if that is all that `start` would do: `start` decides on every other job,

@@ -315,7 +315,7 @@ local function convict(id, unsure)
 end
 
 -- The fields that `end_runs` reads, of the first run of a light job, and its due, which is the tenth of them; nil if
--- the job is no light one, or this is not its run. One table for all runs of this name: most of a call started
+-- the job is not light, or this is not its run. One table for all runs of this name: most of a call started
 -- together.
 -- USES light_jobs, recorded
 local light_runs = {}

@@ -105,8 +105,8 @@ end
 local light, light_jobs, recorded = root .. 'light', {}, {}
 local more_light
 
--- May an inline job do without a record? A field may be written with escapes, or stand in an argument: then it has one
--- all the same. Its worker finds out whether it is JSON. The most bytes: a call reads those of all its jobs.
+-- May an inline job do without a record? One that has these names in an argument, or any escape, gets a record, since
+-- it is not decoded here: its worker finds out whether it is JSON. It is short, as a call reads all its jobs at once.
 local LIGHT_MOST = 2048
 local function may_be_light(member)
   return #member <= LIGHT_MOST
