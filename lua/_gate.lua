@@ -341,8 +341,8 @@ end
 local limits, throttled = root .. 'limits', root .. 'throttled'
 
 -- Whether the queue lacks all keys that most queues lack most of the time, so that one command asks for all of them.
--- USES limits, throttled, fair, in_flight, suspects
-local is_bare = redis.call('EXISTS', limits, throttled, fair, in_flight, suspects) == 0
+-- USES limits, throttled, fair, in_flight, suspects, sought
+local is_bare = redis.call('EXISTS', limits, throttled, fair, in_flight, suspects, sought) == 0
 
 local declared_limits = root .. 'declared_limits'
 

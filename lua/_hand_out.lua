@@ -108,14 +108,15 @@ end
 local idle, seats = root .. 'idle', root .. 'seats'
 
 -- Start the first job of ready for a worker, if that is all that `start` would do: `start` decides on every other job,
--- and reads large records. The lease is set here too, so the worker counts at once as one that holds jobs. Returns the
--- message: the ticket, the time, '1' if ready holds more, and the job's id, attempt, due, planned and payload, a line
--- each. nil = `start` has to decide.
+-- and reads large records. While a task is sought, jobs stay in ready until they are fetched: that wakes the parents
+-- that stand by. The lease is set here too, so the worker counts at once as one that holds jobs. Returns the message:
+-- the ticket, the time, '1' if ready holds more, and the job's id, attempt, due, planned and payload, a line each. nil =
+-- `start` has to decide.
 -- USES fields_of, moment_of, UNREAD, policy, suspects, counting, in_flight, attempt_of, processing, seconds,
---      record_key, light_of, light_jobs, light_text, recorded, light
+--      record_key, light_of, light_jobs, light_text, recorded, light, is_bare, sought
 local function start_first(worker, ticket, lease, cap, now)
   local id = redis.call('LINDEX', ready, 0)
-  if not id or id:find('\n', 1, true) then
+  if not id or id:find('\n', 1, true) or (not is_bare and redis.call('EXISTS', sought) == 1) then
     return nil
   end
   local key, job = record_key(id), light_of(id)
