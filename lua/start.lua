@@ -22,10 +22,12 @@
 --        not; `hold` bounds the rest
 -- RARE   batch_holds, return_to_backlog, bury, abort, remove_waiting, keep_misnamed, uncount_run, with_failure, leave,
 --        enter, field_of, holds, worker_of, size_of, begin_count, judge_groups, reopen, spend, tokens, end_queue_pause,
---        note_turns, joined_rows, milliseconds, start_first
--- USES   clock, processing, expect, expect_gate, rows, admit, seconds, size_of, hand_out, idle, busy_leases,
---        write_history, find_light, light_text, counting, suspecting, name_of_run, first_sizes, policy, throttled,
---        light_jobs, light, seats, hand_over
+--        note_turns, joined_rows, milliseconds, start_first, job_fields, payload_size, attempt_of, suspicion_of
+-- USES   clock, processing, expect, expect_gate, rows, admit, seconds, size_of, idle, busy_leases, write_history,
+--        find_light, light_text, counting, suspecting, name_of_run, first_sizes, policy, throttled, light_jobs, light,
+--        seats, hand_over, leave, job_fields, payload_size, record_key, moment_of, holds, worker_of, NOT_A_HASH,
+--        keep_misnamed, TOO_LONG, with_failure, bury, field_of, uncount_run, abort, attempt_of, batch_holds,
+--        remove_waiting, return_to_backlog, enter, light_of, recorded, suspicion_of
 --
 -- About 3 us a job. The payloads of a call are bounded: jobs beyond the bound stay in ready or, if they are in the
 -- rows, in the worker's list. An id can be in the lists of two workers, if it was scheduled again and dispatched
@@ -110,10 +112,103 @@ if #taken > 0 or more <= 0 then
   admit(0, now)
 end
 
-local out = { started = {}, buried = {}, suspected = {}, room = math.max(BYTES_MOST, cap) }
-out.worker, out.list, out.cap, out.now, out.moment = worker, list, cap, now, seconds(now)
+-- The reply, as it is collected; the new texts of light jobs that start, as id, text, ...; how many bytes of payloads
+-- the reply has room for; whether the gate may let other jobs pass.
+local started, buried, suspected, light_begins = {}, {}, {}, {}
+local room, freed, moment = math.max(BYTES_MOST, cap), false, seconds(now)
+
+-- Take a job out of the worker's list that does not run.
+local function drop(id)
+  redis.call('LREM', list, 1, id)
+  leave(id)
+  freed = true
+end
+
+-- Start a job that is in the worker's list, or end it there if it cannot run. Returns false if there is no room for
+-- its payload; then nothing has happened. `fetched`: BLMOVE moved it.
+local function hand_out(id, fetched)
+  local run = job_fields(id, 'payload', 'attempt', 'due', 'worker', 'finished', 'stop', 'planned')
+  local payload, attempt, due, holder, finished, stop, planned = unpack(run, 1, 7)
+  local size = not run.err and payload_size(id, payload)
+  if not size or size == 0 or size > cap then
+    payload = nil -- it may have been replaced since dispatch checked it
+  elseif size > room then
+    return false
+  else
+    room = room - size
+    payload = size > #payload and redis.call('HGET', record_key(id), 'payload') or payload
+    due = moment_of(due)
+  end
+  local elsewhere = holder and holder ~= worker and holds(worker_of(holder), id)
+  if not payload then
+    local reason, kept = 'its record was gone when a worker took it: DEL a record only after a ZREM of its id', id
+    if not size then
+      reason, kept = 'the key of its record is ' .. NOT_A_HASH, keep_misnamed(id)
+    elseif size > cap then
+      reason = TOO_LONG:format(size, cap) .. ', since it was due: do not HSET it then'
+    end
+    drop(id)
+    reason = with_failure(kept, reason)
+    bury(kept, 'dead', reason, now)
+    local at = #buried
+    buried[at + 1], buried[at + 2] = kept, reason
+  elseif not due and redis.call('ZSCORE', schedule, id) then
+    -- The job was replaced between BLMOVE and start, and the new one waits for its own time. Or it was in two lists,
+    -- and another attempt follows the run from the other one.
+    drop(id)
+  elseif stop and not finished then
+    if holder == worker and not field_of(id, 'begun') then
+      uncount_run(id) -- the reply that handed it out was lost
+    end
+    abort(id, 'cancelled before it ran', RETENTION, '', now)
+    drop(id)
+  elseif elsewhere then
+    redis.call('LREM', list, -1, id)
+  elseif finished then
+    drop(id)
+  elseif policy.batches and (holder ~= worker or attempt_of(attempt) == 0) and batch_holds.has(id) then
+    -- Its batch was paused after it passed the gate.
+    drop(id)
+    remove_waiting(id) -- it may also have waited there
+    return_to_backlog({ id })
+  else
+    if fetched and holder ~= worker and redis.call('EXISTS', backlog, throttled, ready) > 0 and remove_waiting(id) then
+      freed = true -- it also waited there
+    end
+    if counting then
+      -- It is counted already, unless it was in two lists and the run in the other has ended.
+      enter(id)
+    end
+    local attempts, begun = attempt_of(attempt), moment
+    if holder ~= worker or attempts == 0 then -- 0: a client wrote this worker's name
+      attempts = attempts + 1
+      local job = light_of(id)
+      if job then
+        local text, last =
+          light_text(job.payload, (recorded[id] and '=' or '') .. job.due, moment, worker), #light_begins
+        light_begins[last + 1], light_begins[last + 2] = id, text
+      else
+        redis.call('HSET', record_key(id), 'attempt', attempts, 'worker', worker, 'started', moment)
+      end
+    else
+      begun = moment_of(field_of(id, 'started')) or ''
+    end
+    local at = #started
+    planned = planned and moment_of(planned)
+    started[at + 1], started[at + 2] = id, name_of_run(attempts, begun)
+    started[at + 3], started[at + 4] = due or moment, payload
+    started[at + 5] = planned or due or moment
+    local deaths, doubts, counted = suspicion_of(id)
+    if deaths + counted > 0 then
+      local last = #suspected
+      suspected[last + 1], suspected[last + 2], suspected[last + 3], suspected[last + 4] = id, deaths, doubts, counted
+    end
+  end
+  return true
+end
+
 find_light(ids)
-local light_begins, first_run = {}, name_of_run(1, out.moment)
+local first_run = name_of_run(1, moment)
 -- Most jobs are light ones of which nothing else is to be asked: for them, this does what `hand_out` does. A job that
 -- BLMOVE moved may also wait.
 local is_plain = not (counting or suspecting or policy.batches)
@@ -124,16 +219,16 @@ end
 for i = 1, #ids do
   local id, mark, due, from = ids[i], nil, nil, nil
   local text = i >= first and light_jobs[id]
-  if type(text) == 'string' and #text <= cap and #text <= out.room then
+  if type(text) == 'string' and #text <= cap and #text <= room then
     mark, due, from = text:match('^%- %-+ (=?)(%S+) ()')
   end
   if due then
-    local payload, started, last, begins = text:sub(from), out.started, #out.started, #light_begins
+    local payload, last, begins = text:sub(from), #started, #light_begins
     started[last + 1], started[last + 2], started[last + 3] = id, first_run, due
     started[last + 4], started[last + 5] = payload, due
-    light_begins[begins + 1], light_begins[begins + 2] = id, light_text(payload, mark .. due, out.moment, worker)
-    out.room = out.room - #payload
-  elseif not hand_out(out, id, i <= given) then
+    light_begins[begins + 1], light_begins[begins + 2] = id, light_text(payload, mark .. due, moment, worker)
+    room = room - #payload
+  elseif not hand_out(id, i <= given) then
     -- The jobs that do not fit in the reply go back to the front of ready. Those in the rows stay in the worker's list.
     for at = #ids, math.max(i, given + 1), -1 do
       redis.call('LPUSH', ready, ids[at])
@@ -147,7 +242,7 @@ end
 if #light_begins > 0 then
   redis.call('HSET', light, unpack(light_begins))
 end
-if out.freed then
+if freed then
   admit(0, now)
 end
 write_history(now)
@@ -163,13 +258,13 @@ local left = redis.call('LLEN', ready) > 0
 local waits = ticket ~= '' and not left and size < tonumber(hold)
 if waits then
   -- A worker that got nothing keeps its place.
-  redis.call('ZADD', idle, type(since) == 'string' and not out.started[1] and since or out.moment, worker)
+  redis.call('ZADD', idle, type(since) == 'string' and not started[1] and since or moment, worker)
   if ticket ~= '0' then
     redis.pcall('HSET', seats, worker, string.format('%s %s %.0f', ticket, lease, cap))
   else
     redis.pcall('HDEL', seats, worker)
   end
 end
-local reply = { out.moment, left and '1' or '0', waits and '1' or '0', leased and '1' or '0', size }
-reply[6], reply[7], reply[8] = out.started, out.buried, out.suspected
+local reply = { moment, left and '1' or '0', waits and '1' or '0', leased and '1' or '0', size }
+reply[6], reply[7], reply[8] = started, buried, suspected
 return reply

@@ -51,6 +51,22 @@ def test_no_more_than_the_concurrency_pass_and_each_end_lets_one_more(send: Send
     assert state()["in_flight"]["*"] == "5"
 
 
+@pytest.mark.parametrize("end", ["buried", "cancelled", "finished"])
+def test_a_job_that_ends_when_it_is_to_start_lets_one_more_pass(
+    send: Send, store: Store, state: State, raw: Any, end: str
+) -> None:
+    send(store.at(NOW).limit({"concurrency": 1}))
+    due(send, store, names(2))
+    root = f"evsched:{{{store.queue}}}:"
+    raw.lmove(f"{root}ready", f"{root}processing:w", "LEFT", "RIGHT")
+    if end == "buried":
+        raw.delete(f"{root}job:a000")
+    else:
+        raw.hset(f"{root}job:a000", "stop" if end == "cancelled" else "finished", str(NOW))
+    assert send(store.at(NOW).start("w", ["a000"], hold=1, lease=15)).jobs == []
+    assert (state()["ready"], "processing:w" in state()) == (["a001"], False)
+
+
 def test_a_limit_counts_jobs_that_passed_before_it_was_set(send: Send, store: Store, state: State) -> None:
     due(send, store, names(30))
     jobs = fetch(send, store, hold=10)
