@@ -212,7 +212,9 @@ local function open(asked, now)
       passed, looked = passed + went, looked + saw
       enough = looked >= LOOKS or payloads_read >= PAYLOADS_MOST
     until saw == 0 or passed >= room or enough or not (waits or by_group)
-    hand_over(passed - asked, now)
+    if passed > asked then
+      hand_over(passed - asked, now)
+    end
   end
   local again
   if by_group then
@@ -236,8 +238,11 @@ local function open(asked, now)
 end
 
 -- The gate, for every verb but dispatch. It publishes when the next rate opens: dispatchers sleep until then.
--- USES open, seconds
+-- USES open, seconds, is_bare
 local function admit(asked, now)
+  if is_bare and redis.call('EXISTS', backlog) == 0 then
+    return -- as mostly
+  end
   local again, changed = open(asked, now)
   if again and changed then
     redis.call('PUBLISH', root .. 'gate', seconds(again))

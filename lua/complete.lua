@@ -16,8 +16,8 @@
 -- REPLY  ids of the runs that did not belong to this worker any more: LOST, nothing was written for them
 -- FAILS  none
 -- TWICE  the second call finds every run lost
--- RARE   abort, holds, field_of, split_groups, json_text, note_end, push_reply, call_hook, begin_next, begin_count,
---        judge_groups, reopen, spend, tokens, end_queue_pause, note_turns, write_light, start_first
+-- RARE   abort, holds, field_of, split_groups, json_text, note_end, push_reply, call_hook, begin_next, write_light,
+--        open
 -- USES   clock, completion, end_runs
 --
 -- A run that was to stop ends as cancelled, even if it succeeded. About 5 us a job: a job is near the head of its

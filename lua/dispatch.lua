@@ -138,84 +138,18 @@ if keys[1] and redis.call('EXISTS', unpack(keys)) > 0 then
   light_ids = {}
 end
 find_light(ids)
+-- Whether any other job is due. Most calls need none of its functions, each of which costs as much as a small command.
+local is_mixed = false
+for i = 1, #due, 2 do
+  local id = light_ids[due[i]]
+  if not id or light_jobs[id] or explicit[id] or is_ready[id] then
+    light_ids[due[i]], is_mixed = nil, true
+  end
+end
 
 local moved, buried, missed, places, leaving = {}, {}, {}, {}, {}
 -- The new light jobs, as id, text, ...
 local new_light = {}
-
--- The key of a job's record, as `record`. The job may have become light in this call, under its id or as a member.
-local function record_of(id)
-  for i = light_jobs[id] and #new_light - 1 or 0, 1, -2 do
-    if new_light[i] == id then
-      table.remove(new_light, i)
-      table.remove(new_light, i)
-    end
-  end
-  return record(id)
-end
-
--- Make a record of an inline job: whether Redis could.
-local function adopt(id, member, priority, group)
-  local fields = { 'payload', member }
-  for name, value in pairs({ priority = priority, group = group }) do
-    fields[#fields + 1] = name
-    fields[#fields + 1] = tostring(value)
-  end
-  return type(redis.pcall('HSET', record_of(id), unpack(fields))) == 'number'
-end
-
--- The id of the job that a member stands for. When it cannot run: the id under which it is kept, and why.
-local function identify(member)
-  if not is_inline(member) then
-    if is_id(member) then
-      return member
-    end
-    return keep_misnamed(member), 'the id is ' .. ID_RULE
-  end
-  local job, problem = decode(member, cap)
-  if problem then
-    return keep_inline(member), problem
-  end
-  local id = job.id or digest(member)
-  if not adopt(id, member, job.priority, job.group) then
-    return keep_inline(member), 'the key of the record of ' .. id .. ' is ' .. NOT_A_HASH
-  end
-  return id
-end
-
--- Put a job into dead. If its id also waits already, with the same record, it is removed there.
-local function quarantine(id, reason)
-  remove_waiting(id)
-  reason = with_failure(id, reason)
-  bury(id, 'dead', reason, now)
-  buried[#buried + 1] = id
-  buried[#buried + 1] = reason
-end
-
--- Why a job cannot run; nil when it can.
-local function check(id, size, priority, group)
-  if size == 0 then
-    return 'no payload in its record: HSET ' .. record(id) .. ' payload {...} before the ZADD, or at most 2 s after it'
-  elseif size > cap then
-    return TOO_LONG:format(size, cap) .. ': store the data elsewhere and pass a reference'
-  elseif not priority_of(priority) then
-    return 'the priority is not a whole number from 0 to 9: HSET ' .. record(id) .. ' priority 5'
-  elseif not group_of(group) then
-    return 'the group has more than 200 bytes, or a `}`: give it another name'
-  end
-end
-
--- Wait for a payload that is not there yet: look again soon, then at doubling intervals, so that a job starts at most
--- twice as late as its record came. Returns false once that has taken too long.
-local function await_record(id, score, since)
-  since = math.min(tonumber(moment_of(since)) or now, now)
-  if now - since >= RECORD_WAIT then
-    return false
-  end
-  redis.call('HSET', record(id), 'awaited', seconds(since), 'due', score)
-  redis.call('ZADD', schedule, seconds(math.min(now + math.max(0.01, now - since), since + RECORD_WAIT)), id)
-  return true
-end
 
 -- Give a job its place in the backlog.
 local function line_up(id, score, priority, group)
@@ -235,120 +169,203 @@ local function due_of(score)
   return tonumber(score) >= 1 and score or seconds(now)
 end
 
--- Line up a job whose record has this key, unless its recurrence decides otherwise. Returns whether it leaves the
--- schedule.
-local function line_up_known(id, key, score, priority, group, name)
-  local verdict = name and judge_occurrence(name, id, score, now)
-  if verdict == 'wait' then
-    redis.call('ZADD', schedule, '+inf', id)
-    return false
-  elseif verdict == 'skip' or verdict == 'back' then
-    if verdict == 'skip' then
-      tally(name, 'missed', 1)
-      missed[#missed + 1] = name
+local move_mixed
+if is_mixed then
+  -- The key of a job's record, as `record`. The job may have become light in this call, under its id or as a member.
+  local function record_of(id)
+    for i = light_jobs[id] and #new_light - 1 or 0, 1, -2 do
+      if new_light[i] == id then
+        table.remove(new_light, i)
+        table.remove(new_light, i)
+      end
     end
-    redis.call('DEL', key)
+    return record(id)
+  end
+
+  -- Make a record of an inline job: whether Redis could.
+  local function adopt(id, member, priority, group)
+    local fields = { 'payload', member }
+    for name, value in pairs({ priority = priority, group = group }) do
+      fields[#fields + 1] = name
+      fields[#fields + 1] = tostring(value)
+    end
+    return type(redis.pcall('HSET', record_of(id), unpack(fields))) == 'number'
+  end
+
+  -- The id of the job that a member stands for. When it cannot run: the id under which it is kept, and why.
+  local function identify(member)
+    if not is_inline(member) then
+      if is_id(member) then
+        return member
+      end
+      return keep_misnamed(member), 'the id is ' .. ID_RULE
+    end
+    local job, problem = decode(member, cap)
+    if problem then
+      return keep_inline(member), problem
+    end
+    local id = job.id or digest(member)
+    if not adopt(id, member, job.priority, job.group) then
+      return keep_inline(member), 'the key of the record of ' .. id .. ' is ' .. NOT_A_HASH
+    end
+    return id
+  end
+
+  -- Put a job into dead. If its id also waits already, with the same record, it is removed there.
+  local function quarantine(id, reason)
+    remove_waiting(id)
+    reason = with_failure(id, reason)
+    bury(id, 'dead', reason, now)
+    buried[#buried + 1] = id
+    buried[#buried + 1] = reason
+  end
+
+  -- Why a job cannot run; nil when it can.
+  local function check(id, size, priority, group)
+    if size == 0 then
+      return 'no payload in its record: HSET '
+        .. record(id)
+        .. ' payload {...} before the ZADD, or at most 2 s after it'
+    elseif size > cap then
+      return TOO_LONG:format(size, cap) .. ': store the data elsewhere and pass a reference'
+    elseif not priority_of(priority) then
+      return 'the priority is not a whole number from 0 to 9: HSET ' .. record(id) .. ' priority 5'
+    elseif not group_of(group) then
+      return 'the group has more than 200 bytes, or a `}`: give it another name'
+    end
+  end
+
+  -- Wait for a payload that is not there yet: look again soon, then at doubling intervals, so that a job starts at most
+  -- twice as late as its record came. Returns false once that has taken too long.
+  local function await_record(id, score, since)
+    since = math.min(tonumber(moment_of(since)) or now, now)
+    if now - since >= RECORD_WAIT then
+      return false
+    end
+    redis.call('HSET', record(id), 'awaited', seconds(since), 'due', score)
+    redis.call('ZADD', schedule, seconds(math.min(now + math.max(0.01, now - since), since + RECORD_WAIT)), id)
     return true
   end
-  score = due_of(score)
-  redis.call('HSET', key, 'due', score)
-  line_up(id, score, priority, group)
-  return true
-end
 
--- The record of a job, by the names of its fields; of a long one, only what `move_on` needs. nil: it is not a hash.
-local function read_record(key)
-  local bytes, job = redis.call('MEMORY', 'USAGE', key, 'SAMPLES', '512'), {}
-  if bytes and bytes <= 4096 then
-    local fields = redis.pcall('HGETALL', key)
-    for i = 1, #fields, 2 do
-      job[fields[i]] = fields[i + 1]
+  -- Line up a job whose record has this key, unless its recurrence decides otherwise. Returns whether it leaves the
+  -- schedule.
+  local function line_up_known(id, key, score, priority, group, name)
+    local verdict = name and judge_occurrence(name, id, score, now)
+    if verdict == 'wait' then
+      redis.call('ZADD', schedule, '+inf', id)
+      return false
+    elseif verdict == 'skip' or verdict == 'back' then
+      if verdict == 'skip' then
+        tally(name, 'missed', 1)
+        missed[#missed + 1] = name
+      end
+      redis.call('DEL', key)
+      return true
+    end
+    score = due_of(score)
+    redis.call('HSET', key, 'due', score)
+    line_up(id, score, priority, group)
+    return true
+  end
+
+  -- The record of a job, by the names of its fields; of a long one, only what `move_on` needs. nil: it is not a hash.
+  local function read_record(key)
+    local bytes, job = redis.call('MEMORY', 'USAGE', key, 'SAMPLES', '512'), {}
+    if bytes and bytes <= 4096 then
+      local fields = redis.pcall('HGETALL', key)
+      for i = 1, #fields, 2 do
+        job[fields[i]] = fields[i + 1]
+      end
+      return not fields.err and job or nil
+    end
+    local names = { 'payload', 'worker', 'finished', 'priority', 'group', 'awaited', 'parked', 'recurrence' }
+    local fields = fields_of(key, unpack(names))
+    for i, name in ipairs(names) do
+      job[name] = fields[i] or nil
     end
     return not fields.err and job or nil
   end
-  local names = { 'payload', 'worker', 'finished', 'priority', 'group', 'awaited', 'parked', 'recurrence' }
-  local fields = fields_of(key, unpack(names))
-  for i, name in ipairs(names) do
-    job[name] = fields[i] or nil
-  end
-  return not fields.err and job or nil
-end
 
--- May a job be light, by its record? `size`: of the payload.
-local function is_plain(job, size)
-  for name in pairs(job) do
-    if not PLAIN[name] then
-      return false
+  -- May a job be light, by its record? `size`: of the payload.
+  local function is_plain(job, size)
+    for name in pairs(job) do
+      if not PLAIN[name] then
+        return false
+      end
     end
+    return takes_light and size <= LIGHT_MOST and first_sizes[backlog] < TWICE_MOST
   end
-  return takes_light and size <= LIGHT_MOST and first_sizes[backlog] < TWICE_MOST
-end
 
--- Move one due job on, by its record. Returns whether it leaves the schedule.
-local function move_on(id, score)
-  local key = light_of(id) and record_of(id) or record_key(id)
-  local job = read_record(key)
-  if not job then
-    quarantine(keep_misnamed(id), 'the key of its record is ' .. NOT_A_HASH)
-    return true
-  end
-  local payload, worker, finished, awaited, parked = job.payload, job.worker, job.finished, job.awaited, job.parked
-  local size, priority, group = payload_size(id, payload), job.priority or '5', job.group or ''
-  if worker then
-    if holds(worker_of(worker), id) then
-      -- It runs now. The verb that ends the run puts it on the schedule again.
-      redis.call('HSET', key, 'again', score)
+  -- Move one due job on, by its record. Returns whether it leaves the schedule.
+  local function move_on(id, score)
+    local key = light_of(id) and record_of(id) or record_key(id)
+    local job = read_record(key)
+    if not job then
+      quarantine(keep_misnamed(id), 'the key of its record is ' .. NOT_A_HASH)
       return true
     end
-    redis.call('HDEL', key, 'worker')
+    local payload, worker, finished, awaited, parked = job.payload, job.worker, job.finished, job.awaited, job.parked
+    local size, priority, group = payload_size(id, payload), job.priority or '5', job.group or ''
+    if worker then
+      if holds(worker_of(worker), id) then
+        -- It runs now. The verb that ends the run puts it on the schedule again.
+        redis.call('HSET', key, 'again', score)
+        return true
+      end
+      redis.call('HDEL', key, 'worker')
+    end
+    if awaited then
+      score = moment_of(field_of(id, 'due')) or score
+    end
+    if size == 0 and not finished and await_record(id, score, awaited) then
+      return false
+    end
+    local problem = check(id, size, priority, group)
+    if problem then
+      quarantine(id, problem)
+      return true
+    end
+    if awaited then
+      redis.call('HDEL', key, 'awaited')
+    end
+    if finished then
+      reuse(id)
+      redis.call('HDEL', key, OWN_FIELDS, WORK_FIELDS) -- of the job that has ended: a client used its id again
+    end
+    if is_ready[id] or (parked and throttled_in(id)) then
+      return true -- it waits already
+    end
+    if is_plain(job, size) then
+      score = due_of(score)
+      line_up(id, score, priority, '')
+      add_light(id, light_text(payload, '=' .. score))
+      return true
+    end
+    return line_up_known(id, key, score, priority, group, recurrence_of(id, job.recurrence))
   end
-  if awaited then
-    score = moment_of(field_of(id, 'due')) or score
-  end
-  if size == 0 and not finished and await_record(id, score, awaited) then
-    return false
-  end
-  local problem = check(id, size, priority, group)
-  if problem then
-    quarantine(id, problem)
-    return true
-  end
-  if awaited then
-    redis.call('HDEL', key, 'awaited')
-  end
-  if finished then
-    reuse(id)
-    redis.call('HDEL', key, OWN_FIELDS, WORK_FIELDS) -- of the job that has ended: a client used its id again
-  end
-  if is_ready[id] or (parked and throttled_in(id)) then
-    return true -- it waits already
-  end
-  if is_plain(job, size) then
-    score = due_of(score)
-    line_up(id, score, priority, '')
-    add_light(id, light_text(payload, '=' .. score))
-    return true
-  end
-  return line_up_known(id, key, score, priority, group, recurrence_of(id, job.recurrence))
-end
 
-for i = 1, #due, 2 do
-  local member, score = due[i], due[i + 1]
-  local id = light_ids[member]
-  if id and not (light_jobs[id] or explicit[id] or is_ready[id]) then
-    score = due_of(score)
-    line_up(id, score, '5', '')
-    add_light(id, light_text(member, score))
-    leaving[#leaving + 1] = member
-  else
-    local problem
-    id, problem = identify(member)
+  -- Move one due member on that is not light yet.
+  move_mixed = function(member, score)
+    local id, problem = identify(member)
     if problem then
       quarantine(id, problem)
     end
     if problem or move_on(id, score) then
       leaving[#leaving + 1] = member
     end
+  end
+end
+
+for i = 1, #due, 2 do
+  local member, score = due[i], due[i + 1]
+  local id = light_ids[member]
+  if id then
+    score = due_of(score)
+    line_up(id, score, '5', '')
+    add_light(id, light_text(member, score))
+    leaving[#leaving + 1] = member
+  else
+    move_mixed(member, score)
   end
 end
 
