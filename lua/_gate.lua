@@ -250,10 +250,10 @@ local function admit(asked, now)
 end
 
 -- Let the jobs pass that limits allow which this script has changed. A sleeping dispatcher knows only the old limits.
--- USES read_policy, admit, seconds
+-- USES read_policy, open, seconds
 local function admit_anew(now)
   read_policy()
-  admit(0, now)
+  open(0, now)
   redis.call('PUBLISH', root .. 'gate', seconds(now))
 end
 
