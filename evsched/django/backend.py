@@ -18,9 +18,9 @@ from evsched.client.client import SyncClient
 from evsched.client.option_values import unique_id
 from evsched.client.task_handle import Enqueuer
 from evsched.django.compat import (
+    AnyTask,
     BaseTaskBackend,
     InvalidTask,
-    Task,
     TaskResult,
     TaskResultDoesNotExist,
     normalize_json,
@@ -87,7 +87,7 @@ class Backend(BaseTaskBackend):
     def redis(self) -> RedisClients:
         return redis_of(self.url)
 
-    def validate_task(self, task: Task[Any, Any]) -> None:
+    def validate_task(self, task: AnyTask) -> None:
         """Check a task when it is made, by `@task` and by `using`.
 
         Raises:
@@ -102,7 +102,7 @@ class Backend(BaseTaskBackend):
         except ConfigError as error:
             raise InvalidTask(str(error)) from None
 
-    def enqueue(self, task: Task[Any, Any], args: Any, kwargs: Any) -> TaskResult[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def enqueue(self, task: AnyTask, args: Any, kwargs: Any) -> TaskResult[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Put a job on the schedule; in a ledger, within the transaction of the database.
 
         Raises:
@@ -121,7 +121,7 @@ class Backend(BaseTaskBackend):
         task_enqueued.send(sender=type(self), task_result=result)
         return result
 
-    async def aenqueue(self, task: Task[Any, Any], args: Any, kwargs: Any) -> TaskResult[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    async def aenqueue(self, task: AnyTask, args: Any, kwargs: Any) -> TaskResult[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Put a job on the schedule, as `enqueue`. With a ledger it runs in the thread that has the connection."""
         if self.ledger is not None:
             return await super().aenqueue(task, args, kwargs)
@@ -160,7 +160,7 @@ class Backend(BaseTaskBackend):
         return check_settings(self)
 
     def _new(
-        self, task: Task[Any, Any], args: Any, kwargs: Any
+        self, task: AnyTask, args: Any, kwargs: Any
     ) -> tuple[Enqueuer[..., Any], list[Any], dict[str, Any], TaskResult[Any]]:
         """Return what enqueues a job, its arguments as JSON has them, and its result, which has no id yet."""
         self.validate_task(task)
@@ -171,7 +171,7 @@ class Backend(BaseTaskBackend):
         return Enqueuer(self.redis.app, definition_of(task), options), args, kwargs, result
 
     def _first(
-        self, task: Task[Any, Any], args: list[Any], kwargs: dict[str, Any], result: TaskResult[Any]
+        self, task: AnyTask, args: list[Any], kwargs: dict[str, Any], result: TaskResult[Any]
     ) -> TaskResult[Any]:
         """Return the result of the unique job that was enqueued before this one."""
         self._name(result, unique_id(definition_of(task), option(task, "unique"), args, kwargs))

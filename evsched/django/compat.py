@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import django
 
@@ -36,8 +36,14 @@ else:
     from django.tasks.signals import task_enqueued, task_finished, task_started
     from django.utils.json import normalize_json
 
+if TYPE_CHECKING:
+    AnyTask = Task[Any, Any]
+else:
+    AnyTask = Task  # Django's own is not generic
+
 __all__ = [
     "DEFAULT_TASK_PRIORITY",
+    "AnyTask",
     "BaseTaskBackend",
     "InvalidTask",
     "Task",

@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from evsched.client.new_job import JobOptions, check_job_options
 from evsched.client.option_values import Unique
-from evsched.django.compat import DEFAULT_TASK_PRIORITY, Task
+from evsched.django.compat import DEFAULT_TASK_PRIORITY, AnyTask, Task
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import DEFAULT_TIMEOUT, TaskOptions, check_task_options, define
 from evsched.jobs.tasks import Task as Definition
@@ -40,7 +40,7 @@ NOTE: Final = "django"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DjangoTask(Task[Any, Any]):
+class DjangoTask(AnyTask):
     """A task of the backend. An option that is None has its default."""
 
     retry: Retry | None = None
@@ -74,12 +74,12 @@ class DjangoTask(Task[Any, Any]):
         return replace(self, **given)
 
 
-def option(task: Task[Any, Any], name: str) -> Any:
+def option(task: AnyTask, name: str) -> Any:
     """Return an option of a task; None if it is of another backend's class, which has none of ours."""
     return getattr(task, name, None)
 
 
-def check_task(task: Task[Any, Any]) -> None:
+def check_task(task: AnyTask) -> None:
     """Check our options.
 
     Raises:
@@ -92,12 +92,12 @@ def check_task(task: Task[Any, Any]) -> None:
     definition_of(task).signature.check_redact(redact)
 
 
-def definition_of(task: Task[Any, Any]) -> Definition:
+def definition_of(task: AnyTask) -> Definition:
     """Return the task as evsched has it, to enqueue its jobs: without its code."""
     return _definition(task.func, task.module_path, task.takes_context, tuple(option(task, "redact") or ()))
 
 
-def run_options(task: Task[Any, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def run_options(task: AnyTask, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a task's runs: its own, else those of the settings, else the defaults."""
     every = {**DEFAULTS, **{name: value for name, value in defaults.items() if name in RUN_OPTIONS}}
     return {name: every[name] if (own := option(task, name)) is None else own for name in RUN_OPTIONS}
@@ -128,7 +128,7 @@ def without_annotations(func: Callable[..., Any], takes_context: bool) -> Callab
     return stand_in
 
 
-def job_options(task: Task[Any, Any], note: dict[str, Any]) -> JobOptions:
+def job_options(task: AnyTask, note: dict[str, Any]) -> JobOptions:
     """Return the options of a job: those in which it differs from its task as the module declares it.
 
     Workers have the others in their own code, so they cost nothing in the payload.
@@ -152,14 +152,14 @@ def job_options(task: Task[Any, Any], note: dict[str, Any]) -> JobOptions:
     )
 
 
-def declared_task(task: Task[Any, Any]) -> Task[Any, Any] | None:
+def declared_task(task: AnyTask) -> AnyTask | None:
     """Return the task that stands in its module under its function's name, before any `using`; None if there is none.
 
     `import_string` would import a module, and this is called for each job.
     """
     module = sys.modules.get(task.func.__module__)
     found = getattr(module, task.func.__qualname__, None)
-    return cast("Task[Any, Any]", found) if isinstance(found, Task) and found.func is task.func else None
+    return cast("AnyTask", found) if isinstance(found, Task) and found.func is task.func else None
 
 
 def level(priority: int) -> int:
@@ -178,7 +178,7 @@ def moment_of(unix: float) -> datetime:
     return found.astimezone(UTC) if settings.USE_TZ else timezone.make_naive(found, timezone.get_default_timezone())
 
 
-def note_of(task: Task[Any, Any], alias: str, at: float) -> dict[str, Any]:
+def note_of(task: AnyTask, alias: str, at: float) -> dict[str, Any]:
     """Return what a job's `meta` keeps for its result. `at`: the time of the enqueue; a record has whole seconds."""
     note: dict[str, Any] = {"at": at, "backend": alias}
     if task.priority != DEFAULT_TASK_PRIORITY:

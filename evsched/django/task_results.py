@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 from django.core.exceptions import SuspiciousOperation
 from django.utils.module_loading import import_string
 
-from evsched.django.compat import DEFAULT_TASK_PRIORITY, Task, TaskError, TaskResult, TaskResultStatus
+from evsched.django.compat import DEFAULT_TASK_PRIORITY, AnyTask, Task, TaskError, TaskResult, TaskResultStatus
 from evsched.django.django_task import NOTE, moment_of
 from evsched.jobs.record import JobRun, JobStatus
 
@@ -23,7 +23,7 @@ _CLASSES: Final = {"lost": "evsched.errors.LeaseLost", "cancelled": "asyncio.exc
 _OTHERS: Final = "evsched.errors.JobDead"
 
 
-def find_task(path: str) -> Task[Any, Any]:
+def find_task(path: str) -> AnyTask:
     """Return the task at a path, which whoever enqueued the job has chosen.
 
     Raises:
@@ -33,7 +33,7 @@ def find_task(path: str) -> Task[Any, Any]:
     found = import_string(path)
     if not isinstance(found, Task):
         raise SuspiciousOperation(f"{path!r} is not a task: jobs run functions under @task only")
-    return cast("Task[Any, Any]", found)
+    return cast("AnyTask", found)
 
 
 def read_result(status: JobStatus, result_id: str, alias: str) -> TaskResult[Any]:
@@ -69,7 +69,7 @@ def read_result(status: JobStatus, result_id: str, alias: str) -> TaskResult[Any
 
 
 def new_result(
-    task: Task[Any, Any],
+    task: AnyTask,
     result_id: str,
     args: Sequence[Any],
     kwargs: dict[str, Any],
@@ -102,7 +102,7 @@ def read_note(meta: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", note) if isinstance(note, dict) else {}
 
 
-def as_enqueued(task: Task[Any, Any], queue: str, note: dict[str, Any], alias: str) -> Task[Any, Any]:
+def as_enqueued(task: AnyTask, queue: str, note: dict[str, Any], alias: str) -> AnyTask:
     """Return a task with the options with which its job was enqueued."""
     wanted: dict[str, Any] = {
         "queue_name": queue,

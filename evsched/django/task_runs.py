@@ -17,7 +17,7 @@ from django.db import close_old_connections, connections
 
 from evsched.django.backend import Backend, result_id_of
 from evsched.django.compat import (
-    Task,
+    AnyTask,
     TaskContext,
     TaskError,
     TaskResult,
@@ -34,12 +34,12 @@ from evsched.jobs.retry import Retry, kinds_of
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 
 
-def handler_of(task: Task[Any, Any], backend: Backend) -> tuple[Callable[..., Any], Literal["loop", "thread"]]:
+def handler_of(task: AnyTask, backend: Backend) -> tuple[Callable[..., Any], Literal["loop", "thread"]]:
     """Return what runs a task, and where. `backend`: the one of its jobs that name none."""
     return (_async(task, backend), "loop") if iscoroutinefunction(task.func) else (_plain(task, backend), "thread")
 
 
-def _plain(task: Task[Any, Any], backend: Backend) -> Callable[..., Any]:
+def _plain(task: AnyTask, backend: Backend) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         close_old_connections()
         try:
@@ -64,7 +64,7 @@ def _plain(task: Task[Any, Any], backend: Backend) -> Callable[..., Any]:
     return run
 
 
-def _async(task: Task[Any, Any], backend: Backend) -> Callable[..., Any]:
+def _async(task: AnyTask, backend: Backend) -> Callable[..., Any]:
     async def run(*args: Any, **kwargs: Any) -> Any:
         # A thread of its own for the database, as a request under ASGI has: all runs would wait for one thread else.
         async with ThreadSensitiveContext():
@@ -93,12 +93,12 @@ def _async(task: Task[Any, Any], backend: Backend) -> Callable[..., Any]:
     return run
 
 
-def _with_context(task: Task[Any, Any], result: TaskResult[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _with_context(task: AnyTask, result: TaskResult[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (TaskContext(task_result=result), *args) if task.takes_context else args
 
 
 def _begun(
-    task: Task[Any, Any],
+    task: AnyTask,
     backend: Backend,
     job: CurrentJob,
     args: tuple[Any, ...],
@@ -130,7 +130,7 @@ def _begun(
     return sender, result
 
 
-def _is_last(error: BaseException, job: CurrentJob, task: Task[Any, Any], backend: Backend) -> bool:
+def _is_last(error: BaseException, job: CurrentJob, task: AnyTask, backend: Backend) -> bool:
     """Return whether the job has failed for good with this error, as the worker will decide."""
     if isinstance(error, Snooze) or job.stopped == "lost":
         return False

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from evsched.app import App
 from evsched.django.backend import Backend
-from evsched.django.compat import Task, task_backends
+from evsched.django.compat import AnyTask, Task, task_backends
 from evsched.django.django_task import definition_of, run_options
 from evsched.django.task_results import find_task
 from evsched.django.task_runs import handler_of
@@ -51,7 +51,7 @@ def make_app() -> App:
         every: list[Any] = list(vars(module).values())
         for value in every:
             if isinstance(value, Task):
-                task = cast("Task[Any, Any]", value)
+                task = cast("AnyTask", value)
                 app.tasks.setdefault(task.module_path, _runnable(task, backend))
     return app
 
@@ -121,7 +121,7 @@ class _ImportedTasks(Tasks):
         return found
 
 
-def _runnable(task: Task[Any, Any], backend: Backend) -> Definition:
+def _runnable(task: AnyTask, backend: Backend) -> Definition:
     """Return the task with its code and the options of its runs."""
     own = task_backends[task.backend]
     found = own if isinstance(own, Backend) else backend

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from django.db import connections, transaction
 from django.test import override_settings
 from psycopg.conninfo import conninfo_to_dict
 
-from evsched.django.backend import redis_of, split_id
+from evsched.django.backend import Backend, redis_of, split_id
 from evsched.django.compat import TaskResultDoesNotExist, task_backends
 from evsched.django.management.commands.evsched import environment
 from tests.django import settings as of_site
@@ -184,6 +184,6 @@ def test_variables_of_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(connections.settings["default"], name, value)
     default = {**of_site.TASKS["default"], "OPTIONS": {"url": "redis://r/1", "ledger": True}}
     with override_settings(TASKS={"default": default}):
-        found = environment(task_backends["default"])
+        found = environment(cast("Backend", task_backends["default"]))
     assert found["EVSCHED_URL"] == "redis://r/1"
     assert found["EVSCHED_LEDGER_URL"] == "postgresql://bob:a%2Fb@/shop?host=db&port=5433"
