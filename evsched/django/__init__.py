@@ -13,6 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from evsched.errors import ConfigError
+
 if TYPE_CHECKING:
     from evsched.app import App
     from evsched.django.backend import Backend as Backend
@@ -23,9 +25,21 @@ _WHERE: Final = {"Backend": "backend", "app": "worker_app"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: the backend needs Django's settings, and the app of workers all models."""
+    """Import a name when it is used: the backend needs Django's settings, and the app of workers all models.
+
+    Raises:
+        ConfigError: a library is missing; of the app, also that Django does not start.
+    """
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f"{__name__}.{_WHERE[name]}")
+    try:
+        module = import_module(f"{__name__}.{_WHERE[name]}")
+    except ModuleNotFoundError as error:
+        if error.name not in ("django", "django_tasks"):
+            raise
+        raise ConfigError(
+            "evsched.django needs Django 6, or an older one and django-tasks: pip install '.[django]' in a checkout of "
+            "evsched"
+        ) from error
     found = globals()[name] = module.make_app() if name == "app" else getattr(module, name)
     return found

@@ -16,7 +16,7 @@ from evsched.keys import check_queue
 from evsched.transport.address import parse
 
 _OPTIONS: Final = ("url", "ledger", "retry", "timeout", "retention")
-"""What OPTIONS may have."""
+"""The names that OPTIONS may have."""
 
 
 class BackendSettings(Protocol):
@@ -32,7 +32,7 @@ class BackendSettings(Protocol):
 
 
 def check_settings(backend: BackendSettings) -> list[CheckMessage]:
-    """Return what is wrong with the settings of a backend."""
+    """Return the faults of the settings of a backend."""
     return [
         Error(f"TASKS[{backend.alias!r}]: {text}", hint=hint, id=f"evsched.E{number:03}")
         for number, text, hint in (*_options(backend), *_queues(backend), *_ledger(backend), *_servers(backend))

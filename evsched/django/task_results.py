@@ -24,7 +24,7 @@ _OTHERS: Final = "evsched.errors.JobDead"
 
 
 def find_task(path: str) -> AnyTask:
-    """Return the task at a path, which whoever enqueued the job has chosen.
+    """Return the task at a path, which the producer of the job has chosen.
 
     Raises:
         ImportError: there is nothing.
@@ -125,7 +125,7 @@ def _state(status: JobStatus) -> TaskResultStatus:
 
 
 def _workers(status: JobStatus) -> list[str]:
-    """Return the worker of each attempt; "" for those that the record does not have: it keeps the first and last ten.
+    """Return the worker of each attempt; "" for one that the record does not have: it keeps the first and last ten.
 
     A run that was handed back, or snoozed, has the number of the next one, which takes its place.
     """

@@ -1,4 +1,4 @@
-"""What a worker calls for a task: its function, between Django's signals.
+"""Runs of tasks in a worker: the function, between Django's signals.
 
 Connections to databases are checked before and after it, as around a request.
 """
@@ -44,7 +44,8 @@ def _plain(task: AnyTask, backend: Backend) -> Callable[..., Any]:
         close_old_connections()
         try:
             job = current_job()
-            sender, result = _begun(task, backend, job, args, kwargs, repeated=backend.get_result)
+            result = _first_run(task, backend, job, args, kwargs) or backend.get_result(_id_of(job))
+            sender = type(task_backends[result.backend])
             task_started.send_robust(sender=sender, task_result=result)
             try:
                 value = normalize_json(task.call(*_with_context(task, result, args), **kwargs))
@@ -75,7 +76,8 @@ def _async(task: AnyTask, backend: Backend) -> Callable[..., Any]:
 
     async def call(*args: Any, **kwargs: Any) -> Any:
         job = current_job()
-        sender, result = await sync_to_async(_begun)(task, backend, job, args, kwargs, repeated=backend.get_result)
+        result = _first_run(task, backend, job, args, kwargs) or await backend.aget_result(_id_of(job))
+        sender = type(task_backends[result.backend])
         await task_started.asend_robust(sender=sender, task_result=result)
         try:
             value = normalize_json(await task.acall(*_with_context(task, result, args), **kwargs))
@@ -97,37 +99,33 @@ def _with_context(task: AnyTask, result: TaskResult[Any], args: tuple[Any, ...])
     return (TaskContext(task_result=result), *args) if task.takes_context else args
 
 
-def _begun(
-    task: AnyTask,
-    backend: Backend,
-    job: CurrentJob,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    repeated: Callable[[str], TaskResult[Any]],
-) -> tuple[type[Any], TaskResult[Any]]:
-    """Return the sender of the signals, and the result of a run that begins.
+def _id_of(job: CurrentJob) -> str:
+    return result_id_of(job.id, job.queue)
 
-    Only a repeated run asks Redis, for the errors and workers of those before it.
+
+def _first_run(
+    task: AnyTask, backend: Backend, job: CurrentJob, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> TaskResult[Any] | None:
+    """Return the result of a job that runs for the first time; None if Redis has errors and workers of earlier runs.
+
+    So most runs ask Redis nothing.
     """
-    note, result_id = read_note(job.meta), result_id_of(job.id, job.queue)
-    enqueued = as_enqueued(task, job.queue, note, backend.alias)
-    sender = type(task_backends[enqueued.backend])
     if job.attempt > 1 or not job.worker:
-        return sender, repeated(result_id)
-    now = time.time()
+        return None
+    note = read_note(job.meta)
     result = new_result(
-        enqueued,
-        result_id,
+        as_enqueued(task, job.queue, note, backend.alias),
+        _id_of(job),
         args,
         kwargs,
         enqueued=note.get("at"),
         state=TaskResultStatus.RUNNING,
         worker_ids=[job.worker],
     )
+    now = moment_of(time.time())
     for name in ("started_at", "last_attempted_at"):
-        object.__setattr__(result, name, moment_of(now))
-    return sender, result
+        object.__setattr__(result, name, now)
+    return result
 
 
 def _is_last(error: BaseException, job: CurrentJob, task: AnyTask, backend: Backend) -> bool:

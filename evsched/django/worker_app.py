@@ -7,6 +7,7 @@ path is the name of the evsched task. What it names must be a task, as whoever e
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,11 +21,14 @@ from django.utils.module_loading import autodiscover_modules
 from msgspec.structs import replace
 
 from evsched.app import App
+from evsched.client.client import Client
+from evsched.config import DEFAULT_QUEUE
 from evsched.django.backend import Backend
 from evsched.django.compat import AnyTask, Task, task_backends
 from evsched.django.django_task import definition_of, run_options
 from evsched.django.task_results import find_task
 from evsched.django.task_runs import handler_of
+from evsched.errors import ConfigError
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import Task as Definition
 from evsched.jobs.tasks import Tasks, define
@@ -36,12 +40,15 @@ def make_app() -> App:
     """Return the app, after `django.setup()`.
 
     Raises:
-        ImproperlyConfigured: no backend of `TASKS` is evsched's.
+        ConfigError: the project does not start, or no backend of `TASKS` is evsched's.
     """
-    if not apps.ready:
-        django.setup()
-    backend = first_backend()
-    autodiscover_modules("tasks")
+    try:
+        django.setup()  # does nothing the second time
+        backend = first_backend()
+        autodiscover_modules("tasks")
+    # Whatever the modules of a project raise is reported in one line, as of any app.
+    except Exception as error:
+        raise ConfigError(f"Django does not start: {type(error).__name__}: {error}") from error
     app = _DjangoApp(backend)
     for config in apps.get_app_configs():
         try:
@@ -77,16 +84,20 @@ class _DjangoApp(App):
     """An app that serves the queues of the settings, and imports tasks that it does not know."""
 
     def __init__(self, backend: Backend) -> None:
-        super().__init__(backend.url, name="evsched.django", lifespan=partial(_closing, backend))
+        self._known = sorted({queue for found in _backends().values() for queue in found.queues}) or [DEFAULT_QUEUE]
+        lifespan = partial(_closing, backend)
+        super().__init__(backend.url, queue=self._known[0], name="evsched.django", lifespan=lifespan)
         self.program = replace(self.program, tasks=_ImportedTasks(backend))
-        self._known = sorted({queue for found in _backends().values() for queue in found.queues})
 
     @property
     def queues(self) -> list[str]:
         """The queues of all backends that are evsched's, and those of tasks whose backend allows any."""
-        return list(
-            dict.fromkeys([*(self._known or super().queues), *(task.queue or "" for task in self.tasks.values())])
-        )
+        return list(dict.fromkeys([*self._known, *super().queues]))
+
+    def move_to(self, url: str, client: Client | None = None) -> None:
+        """Use another Redis, as `App.move_to`; the backends of this process, which tasks enqueue by, go there too."""
+        os.environ["EVSCHED_URL"] = url
+        super().move_to(url, client)
 
 
 @asynccontextmanager

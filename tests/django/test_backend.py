@@ -21,6 +21,7 @@ from evsched.django.backend import redis_of
 from evsched.django.compat import InvalidTask, TaskResultDoesNotExist, task_backends
 from evsched.django.django_task import level
 from evsched.django.worker_app import make_app
+from evsched.errors import ConfigError
 from evsched.jobs.record import JobStatus
 from tests.django import settings as of_site
 from tests.django.polls import tasks as of_polls
@@ -210,6 +211,15 @@ def test_worker_serves_the_queues_of_all_backends(site: str) -> None:
     app = make_app()
     assert set(app.queues) == {"default", "mails"}
     assert tasks.add.module_path in app.tasks
+
+
+def test_worker_of_a_project_that_does_not_start_says_why() -> None:
+    immediate = {"BACKEND": f"{task_backends.__module__}.backends.immediate.ImmediateBackend"}
+    with (
+        override_settings(TASKS={"default": immediate}),
+        pytest.raises(ConfigError, match="no backend of TASKS is evsched's"),
+    ):
+        make_app()
 
 
 def checked(**options: Any) -> str:
