@@ -1,7 +1,7 @@
 """The app that workers run: `evsched worker evsched.django:app`, or `manage.py evsched worker`.
 
 Its tasks are those in the modules `tasks` of the installed apps. Another one is imported when its first job comes: the
-path is the name of the evsched task. What it names must be a task, as whoever enqueues a job chooses the path.
+path is the name of the evsched task. It must lead to a task, because the producer of a job chooses it.
 """
 
 from __future__ import annotations
