@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 _WHERE: Final = {"Backend": "backend", "app": "worker_app"}
 
 
+class WorkerDied(Exception):
+    """The worker of an attempt died or hung. No code raises it: it stands in the `errors` of a result."""
+
+
 def __getattr__(name: str) -> Any:
     """Import a name when it is used: the backend needs Django's settings, and the app of workers all models.
 

@@ -17,7 +17,7 @@ _STATES: Final = {"processing": TaskResultStatus.RUNNING, "dead": TaskResultStat
 _FAILURES: Final = ("failed", "lost", "dead", "cancelled", "expired")
 """The outcomes of runs that count as errors. One that was snoozed, or handed back, goes on."""
 
-_CLASSES: Final = {"lost": "evsched.errors.LeaseLost", "cancelled": "asyncio.exceptions.CancelledError"}
+_CLASSES: Final = {"lost": "evsched.django.WorkerDied", "cancelled": "asyncio.exceptions.CancelledError"}
 """The exceptions that stand for the ends of runs whose handlers raised none."""
 
 _OTHERS: Final = "evsched.errors.JobDead"

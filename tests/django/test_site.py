@@ -163,7 +163,7 @@ def test_mail_is_sent_once_though_the_worker_is_killed(site: str, tmp_path: Path
     assert (tmp_path / "mark").exists()
     assert place.sent_to() == ["bob@example.com"]
     assert (result.status, len({*result.worker_ids})) == ("SUCCESSFUL", result.attempts)
-    assert [error.exception_class_path for error in result.errors] == ["evsched.errors.LeaseLost"] * (
+    assert [error.exception_class_path for error in result.errors] == ["evsched.django.WorkerDied"] * (
         result.attempts - 1
     )
 

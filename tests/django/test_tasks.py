@@ -109,11 +109,13 @@ async def test_signals_of_a_success(running: System, ended: Any, name: str) -> N
     with heard() as signals:
         result = await getattr(tasks, name).aenqueue(1, 2)
         await ended(result)
-    assert signals == [
+    # The worker may begin before the one who enqueued goes on.
+    assert sorted(signals) == [
         ("enqueued", result.id, "READY", False),
-        ("started", result.id, "RUNNING", False),
         ("finished", result.id, "SUCCESSFUL", False),
+        ("started", result.id, "RUNNING", False),
     ]
+    assert [one[0] for one in signals if one[0] != "enqueued"] == ["started", "finished"]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ async def test_a_job_that_fails_finishes_once(
     with heard() as signals:
         result = await getattr(tasks, name).aenqueue(*args)
         await ended(result)
-    assert [one[0] for one in signals] == ["enqueued", *["started"] * starts, "finished"]
+    assert [one[0] for one in signals if one[0] != "enqueued"] == [*["started"] * starts, "finished"]
     assert signals[-1] == ("finished", result.id, "FAILED", True)
     assert result.status == TaskResultStatus.FAILED
 
@@ -142,9 +144,10 @@ async def test_receiver_that_raises_does_not_run_the_job_again(running: System, 
     assert (result.status, result.attempts) == ("SUCCESSFUL", 1)
 
 
-async def test_connection_that_cannot_be_used_is_closed_after_the_run(
-    running: System, ended: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["break_connection", "use_connection"])
+async def test_connection_is_closed_after_the_run(
+    running: System, ended: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setitem(connections.settings["default"], "NAME", tmp_path / "polls.sqlite3")  # one in memory stays open
-    found = [(await ended(await tasks.open_connections.aenqueue())).return_value for _ in range(3)]
-    assert found == [0, 0, 0]
+    result = await ended(await getattr(tasks, name).aenqueue())
+    assert (result.status, tasks.used.pop().connection) == ("SUCCESSFUL", None)

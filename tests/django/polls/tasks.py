@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import django
+from asgiref.sync import sync_to_async
 from django.core.mail import send_mail
 from django.db import connections
 
@@ -106,14 +107,21 @@ def die_once_and_mail(to: str, mark: str) -> None:
     send_mail("Poll", "Please vote.", "polls@example.com", [to])
 
 
+used: list[Any] = []
+"""The connections that the next two have used."""
+
+
 @task
-def open_connections() -> int:
-    """Return how many connections this thread had when the run began; leave one that cannot be used."""
-    found = [one for one in connections.all(initialized_only=True) if one.connection is not None]
-    connection = connections["default"]
-    connection.ensure_connection()
-    connection.errors_occurred = True
-    return len(found)
+def break_connection() -> None:
+    connections["default"].ensure_connection()
+    connections["default"].errors_occurred = True  # it will be found to be unusable
+    used.append(connections["default"])
+
+
+@task
+async def use_connection() -> None:
+    await sync_to_async(connections["default"].ensure_connection)()
+    used.append(await sync_to_async(lambda: connections["default"])())
 
 
 def not_a_task() -> None:
