@@ -213,6 +213,11 @@ def test_worker_serves_the_queues_of_all_backends(site: str) -> None:
     assert tasks.add.module_path in app.tasks
 
 
+def test_tasks_of_a_worker_enqueue_to_its_redis(site: str) -> None:
+    make_app().move_to("redis://other/1")
+    assert ANY.url == "redis://other/1"
+
+
 def test_worker_of_a_project_that_does_not_start_says_why() -> None:
     immediate = {"BACKEND": f"{task_backends.__module__}.backends.immediate.ImmediateBackend"}
     with (

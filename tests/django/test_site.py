@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 from django.test import override_settings
 from psycopg.conninfo import conninfo_to_dict
@@ -139,6 +140,7 @@ async def test_enqueue_in_a_transaction_of_an_event_loop(site: str, database: di
     result = await tasks.mail.aenqueue("bob@example.com")
     found = await tasks.mail.aget_result(result.id)
     assert (found.status, found.id) == ("READY", result.id)
+    assert len(await sync_to_async(rows)()) == 1
     await redis_of(site).app.close()
 
 

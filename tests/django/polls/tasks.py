@@ -113,15 +113,18 @@ used: list[Any] = []
 
 @task
 def break_connection() -> None:
-    connections["default"].ensure_connection()
+    _connect()
     connections["default"].errors_occurred = True  # it will be found to be unusable
-    used.append(connections["default"])
 
 
 @task
 async def use_connection() -> None:
-    await sync_to_async(connections["default"].ensure_connection)()
-    used.append(await sync_to_async(lambda: connections["default"])())
+    await sync_to_async(_connect)()
+
+
+def _connect() -> None:
+    connections["default"].ensure_connection()
+    used.append(connections["default"])
 
 
 def not_a_task() -> None:
