@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
+from django.apps import apps
 from django.core.exceptions import SuspiciousOperation
 from django.utils.module_loading import import_string
 
@@ -26,10 +28,15 @@ _OTHERS: Final = "evsched.errors.JobDead"
 def find_task(path: str) -> AnyTask:
     """Return the task at a path, which the producer of the job has chosen.
 
+    Nothing is imported but modules of the installed apps.
+
     Raises:
-        ImportError: there is nothing.
+        ImportError: there is nothing; or its module was not imported before, and is in no installed app.
         SuspiciousOperation: that is no task.
     """
+    module = path.rpartition(".")[0]
+    if module not in sys.modules and not any(f"{module}.".startswith(f"{app.name}.") for app in apps.get_app_configs()):
+        raise ImportError(f"{path!r} is in no installed app: import its module in the module `tasks` of one")
     found = import_string(path)
     if not isinstance(found, Task):
         raise SuspiciousOperation(f"{path!r} is not a task: jobs run functions under @task only")

@@ -1,7 +1,8 @@
 """The app that workers run: `evsched worker evsched.django:app`, or `manage.py evsched worker`.
 
-Its tasks are those in the modules `tasks` of the installed apps. Another one is imported when its first job comes: the
-path is the name of the evsched task. It must lead to a task, because the producer of a job chooses it.
+Its tasks are those in the modules `tasks` of the installed apps. Another one of these apps is imported when its first
+job comes: the path is the name of the evsched task. The producer of a job chooses it, so `find_task` imports nothing
+else, and a path that leads to something that is no task is refused.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -200,11 +201,23 @@ async def test_path_that_is_no_task_is_refused(looped: str, running: System, pat
         await task_backends["default"].aget_result(handle.id)
 
 
-async def test_path_that_does_not_import_is_an_unknown_task(looped: str, running: System) -> None:
+@pytest.mark.parametrize("path", ["tests.django.polls.gone.vote", "this.s", "vote"])
+async def test_path_that_cannot_be_imported_is_an_unknown_task(looped: str, running: System, path: str) -> None:
     client, handle = redis_of(looped).app.client, redis_of(looped).app.job("gone")
-    await client.enqueue("default", [new_job("tests.django.gone.vote", [], {}, {"id": handle.id})])
+    await client.enqueue("default", [new_job(path, [], {}, {"id": handle.id})])
     with pytest.raises(JobDead, match="unknown task"):
         await handle.result(PATIENCE)
+    with pytest.raises(ImportError):
+        await task_backends["default"].aget_result(handle.id)
+    assert "this" not in sys.modules  # it is in no installed app
+
+
+async def test_module_of_an_app_is_imported_for_its_first_job(looped: str, running: System) -> None:
+    path = "tests.django.polls.reminders.remind"
+    assert path not in make_app().tasks
+    client, handle = redis_of(looped).app.client, redis_of(looped).app.job("late")
+    await client.enqueue("default", [new_job(path, [], {}, {"id": handle.id})])
+    assert await handle.result(PATIENCE) == "reminded"
 
 
 def test_worker_serves_the_queues_of_all_backends(site: str) -> None:
