@@ -34,6 +34,10 @@ from evsched.jobs.retry import Retry, kinds_of
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 
 
+class ResultNotJson(GiveUp, TypeError):
+    """The value that a task returned is not JSON. It has done its work, so it is not run again."""
+
+
 def handler_of(task: AnyTask, backend: Backend) -> tuple[Callable[..., Any], Literal["loop", "thread"]]:
     """Return what runs a task, and where. `backend`: the one of its jobs that name none."""
     return (_async(task, backend), "loop") if iscoroutinefunction(task.func) else (_plain(task, backend), "thread")
@@ -48,7 +52,7 @@ def _plain(task: AnyTask, backend: Backend) -> Callable[..., Any]:
             sender = type(task_backends[result.backend])
             task_started.send_robust(sender=sender, task_result=result)
             try:
-                value = normalize_json(task.call(*_with_context(task, result, args), **kwargs))
+                value = _as_json(task.call(*_with_context(task, result, args), **kwargs))
             except BaseException as error:
                 if _is_last(error, job, task, backend):
                     _failed(result, error)
@@ -80,7 +84,7 @@ def _async(task: AnyTask, backend: Backend) -> Callable[..., Any]:
         sender = type(task_backends[result.backend])
         await task_started.asend_robust(sender=sender, task_result=result)
         try:
-            value = normalize_json(await task.acall(*_with_context(task, result, args), **kwargs))
+            value = _as_json(await task.acall(*_with_context(task, result, args), **kwargs))
         except BaseException as error:
             if _is_last(error, job, task, backend):
                 _failed(result, error)
@@ -93,6 +97,13 @@ def _async(task: AnyTask, backend: Backend) -> Callable[..., Any]:
 
     run.__module__ = task.func.__module__
     return run
+
+
+def _as_json(value: Any) -> Any:
+    try:
+        return normalize_json(value)
+    except (TypeError, ValueError) as error:
+        raise ResultNotJson(f"the result is not JSON: {error}") from None
 
 
 def _with_context(task: AnyTask, result: TaskResult[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:

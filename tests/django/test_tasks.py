@@ -64,7 +64,9 @@ async def test_failure_has_its_exception_and_traceback(running: System, ended: A
 
 async def test_result_that_is_not_json_fails(running: System, ended: Any) -> None:
     result = await ended(await tasks.unserialisable.aenqueue())
-    assert (result.status, result.errors[0].exception_class) == ("FAILED", TypeError)
+    assert (result.status, result.attempts) == ("FAILED", 1)
+    assert issubclass(result.errors[0].exception_class, TypeError)
+    assert "the result is not JSON: Unsupported type" in result.errors[0].traceback
 
 
 async def test_each_attempt_has_its_error_and_its_worker(running: System, ended: Any) -> None:

@@ -59,7 +59,7 @@ async def fail_slowly() -> None:
     raise ValueError("the poll is closed")
 
 
-@task(retry=ONCE)
+@task
 def unserialisable() -> object:
     return object()
 
