@@ -80,7 +80,7 @@ lock:
 		--generate-hashes --no-header --no-emit-index-url --upgrade --quiet -o requirements.lock
 
 clean:
-	rm -rf .venv dist node_modules tests/service/node/node_modules tests/service/clients/.venv tests/house/typed/node_modules \
+	rm -rf .venv dist node_modules tests/service/node/node_modules tests/service/clients/.venv tests/django/.venv tests/house/typed/node_modules \
 		grafana/picture/node_modules bench/node_modules bench/.envs .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

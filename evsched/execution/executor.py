@@ -48,10 +48,11 @@ class Executor:
         kill_grace: float = 10.0,
         unknown_task_grace: float = 0.0,
         emit: Emit = lambda event: None,
+        worker: str = "",
     ) -> None:
         self._tasks = program.tasks
         self._store = store or RunStore()
-        self.handlers = Handlers(program, slots)
+        self.handlers = Handlers(program, slots, worker)
         self._isolation = Isolation(source, self.handlers, slots, kill_grace) if source else None
         self.free_processes = processes
         """How many tasks on processes can begin now."""

@@ -156,7 +156,8 @@ def _stack(thread: int, run: Run | None) -> Stack:
 class Handlers:
     """Calls the handlers of an app. `threads` bounds the plain functions that run at one time."""
 
-    def __init__(self, program: Program, threads: int) -> None:
+    def __init__(self, program: Program, threads: int, worker: str = "") -> None:
+        self._worker = worker
         self._middleware = program.middleware
         self._threads = anyio.CapacityLimiter(threads)
         self.state: Any = None
@@ -182,6 +183,7 @@ class Handlers:
             redact=prepared.payload.redact,
             draining=run.draining,
             keeper=run,
+            worker=self._worker,
         )
         set_current_job(run.current)
 

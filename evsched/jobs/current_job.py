@@ -62,6 +62,8 @@ class CurrentJob(Struct, eq=False):
     """Keeps data for later runs of the job; for `evsched.steps`."""
     memory: Any = None
     """The knowledge that `evsched.steps` has of the run."""
+    worker: str = ""
+    """The worker that runs it, as `evsched workers` names it; empty in a process of its own."""
 
     @property
     def cancelled(self) -> bool:

@@ -63,6 +63,7 @@ class Worker:
             kill_grace=config.kill_grace,
             unknown_task_grace=config.unknown_task_grace,
             emit=runtime.emit,
+            worker=self.id,
         )
         self._slots = Slots(config.concurrency)
         self.consumers: dict[str, QueueConsumer] = {}

@@ -59,6 +59,15 @@ async def test_no_job_starts_early_and_the_handler_knows_its_lateness(config: Co
     assert max(late) < PATIENCE  # by events, and not by the safety cap
 
 
+async def test_the_handler_knows_its_worker(config: Config, app: App) -> None:
+    @app.task
+    async def worker() -> str:
+        return current_job().worker
+
+    async with system(config, app) as running:
+        assert await (await worker.enqueue()).result(PATIENCE) == running.workers[0].id
+
+
 async def test_an_earlier_job_shortens_the_sleep(config: Config, app: App) -> None:
     @app.task
     async def lateness() -> float:

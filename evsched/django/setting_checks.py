@@ -1,0 +1,90 @@
+"""The system checks of the settings: `manage.py check` and every start of Django run them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Protocol
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error
+from django.db import connections
+from django.utils.connection import ConnectionDoesNotExist
+
+from evsched.errors import ConfigError
+from evsched.jobs.tasks import TaskOptions, check_task_options
+from evsched.keys import check_queue
+from evsched.transport.address import parse
+
+_OPTIONS: Final = ("url", "ledger", "retry", "timeout", "retention")
+"""The names that OPTIONS may have."""
+
+
+class BackendSettings(Protocol):
+    """The settings of a backend."""
+
+    alias: str
+    options: Mapping[str, Any]
+    queues: set[str]
+    ledger: str | None
+
+    @property
+    def url(self) -> str | None: ...
+
+
+def check_settings(backend: BackendSettings) -> list[CheckMessage]:
+    """Return the faults of the settings of a backend."""
+    return [
+        Error(f"TASKS[{backend.alias!r}]: {text}", hint=hint, id=f"evsched.E{number:03}")
+        for number, text, hint in (*_options(backend), *_queues(backend), *_ledger(backend), *_servers(backend))
+    ]
+
+
+_Found = Iterator[tuple[int, str, str]]
+
+
+def _options(backend: BackendSettings) -> _Found:
+    for name in backend.options:
+        if name not in _OPTIONS:
+            yield 1, f"OPTIONS has {name!r}, which evsched does not know.", f"It knows {', '.join(_OPTIONS)}."
+    given: dict[str, Any] = {name: value for name, value in backend.options.items() if name in _OPTIONS[2:]}
+    try:
+        check_task_options(TaskOptions(**given))
+        if backend.url is not None:
+            parse(backend.url)
+    except ConfigError as error:
+        yield 2, f"OPTIONS is not valid: {error}.", "Correct it."
+
+
+def _queues(backend: BackendSettings) -> _Found:
+    for queue in sorted(backend.queues):
+        try:
+            check_queue(queue)
+        except ConfigError as error:
+            yield 3, f"QUEUES is not valid: {error}.", "Rename the queue."
+
+
+def _ledger(backend: BackendSettings) -> _Found:
+    if backend.ledger is None:
+        return
+    try:
+        vendor = connections[backend.ledger].vendor
+    except (ConnectionDoesNotExist, TypeError):
+        yield 4, f"OPTIONS['ledger'] is {backend.ledger!r}: DATABASES has none of that name.", "Give True or its alias."
+        return
+    if vendor != "postgresql":
+        hint = "Leave 'ledger' out, and enqueue in transaction.on_commit(partial(task.enqueue, ...))."
+        yield 5, f"OPTIONS['ledger'] needs PostgreSQL, and DATABASES[{backend.ledger!r}] is {vendor}.", hint
+
+
+def _servers(backend: BackendSettings) -> _Found:
+    every: dict[str, Any] = settings.TASKS
+    urls = {
+        name: options_of.get("OPTIONS", {}).get("url") for name, options_of in every.items() if _is_ours(options_of)
+    }
+    if len(set(urls.values())) > 1 and backend.alias == min(urls):
+        hint = "Workers serve one Redis: give all backends of evsched the same url, or set EVSCHED_URL."
+        yield 6, f"the backends {', '.join(sorted(urls))} have different urls.", hint
+
+
+def _is_ours(params: dict[str, Any]) -> bool:
+    return params.get("BACKEND") == "evsched.django.Backend"

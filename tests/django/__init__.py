@@ -1,0 +1,1 @@
+"""The Django backend, on a small site with polls that sends mails."""

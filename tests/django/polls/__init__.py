@@ -1,0 +1,1 @@
+"""The polls of the site."""
