@@ -3,9 +3,10 @@
 -- Idle workers wait for a message instead of in BLMOVE. A BLMOVE occupies a connection and reads one list, so a worker
 -- of many queues would need many connections. The messages of all queues of a server arrive on one connection.
 --
--- idle   zset  worker -> since when it waits
+-- idle   zset  worker -> since when it waits; a worker that holds jobs comes after those that hold none
 -- seats  hash  worker in `idle` -> a ticket, the seconds of its lease while it holds jobs, and the bytes that a payload
---              may have. A worker without a seat only gets empty messages
+--              may have. A worker without a seat only gets empty messages. Once a job was handed over: the ticket and
+--              the job's id, until the worker's next question
 --
 -- `start` adds a worker in the same call in which it finds ready empty. The scripts that put a job into ready take out
 -- the worker that has waited longest. If it has a seat, they hand the job over to it: they move the job into its list,
@@ -18,7 +19,7 @@ local idle, seats = root .. 'idle', root .. 'seats'
 -- the ticket, the time, '1' if ready holds more, and the job's id, attempt, due, planned and payload, a line each.
 -- nil = `start` has to decide.
 -- USES fields_of, moment_of, UNREAD, policy, suspects, counting, in_flight, attempt_of, processing, seconds,
---      record_key, light_of, light_jobs, light_text, recorded, light, is_bare, sought
+--      record_key, light_of, light_jobs, light_text, recorded, light, is_bare, sought, seats
 local function start_first(worker, ticket, lease, cap, now)
   local id = redis.call('LINDEX', ready, 0)
   if not id or id:find('\n', 1, true) or (not is_bare and redis.call('EXISTS', sought) == 1) then
@@ -45,6 +46,7 @@ local function start_first(worker, ticket, lease, cap, now)
   else
     redis.call('HSET', key, 'attempt', attempts, 'worker', worker, 'started', moment)
   end
+  redis.call('HSET', seats, worker, ticket .. ' ' .. id)
   redis.call('ZADD', leases, seconds(now + tonumber(lease)), worker)
   local more = redis.call('LLEN', ready) > 0 and '1' or '0'
   return table.concat({ ticket, moment, more, id, attempts, due, planned or due, payload }, '\n')
@@ -65,13 +67,15 @@ local function hand_over(jobs, now)
     local ticket, lease, cap = (type(seat) == 'string' and seat or ''):match('^(%d+) (%S+) (%d+)$')
     local receivers = 1
     if ticket then
-      redis.call('HDEL', seats, worker)
       -- A lease that has ended is not begun again here: only a live worker's own call does that.
       local ends = redis.pcall('ZSCORE', leases, worker)
       local found = redis.pcall('PUBSUB', 'SHARDNUMSUB', channel)
       receivers = (type(ends) ~= 'string' or tonumber(ends) < now) and 0 or found[2] or receivers
       if receivers > 0 and not found.err then
         message = start_first(worker, ticket, lease, cap, now) or message
+      end
+      if message == '' then
+        redis.call('HDEL', seats, worker)
       end
     end
     receivers = receivers > 0 and redis.pcall('SPUBLISH', channel, message)

@@ -10,6 +10,8 @@
 --        reason    why the runs were interrupted; kept in the records
 --        watch     number or '': of a worker that died: seconds for which its list is watched from now on, '' = it is
 --                  not
+--        ticket    count or '': only the job that was handed over with this ticket, which the worker has not begun; if
+--                  none was, the worker stops waiting for a message, and passes an empty one on. 0 = it has no seat
 -- ROWS   id        of a job that is handed back; no rows = all that the worker holds
 --        run       as `start` named it; '' = the worker has not started it. Not looked at if the worker died
 -- REPLY  'moved' = the lease has changed since, and nothing was done; 'more' = the worker holds more; 'all' = it does
@@ -30,7 +32,7 @@
 -- worker held become suspects. A run that is marked as alone caused the death, so all doubtful runs of its job count.
 -- docs/design.md has the reasons.
 
-local now, worker, lease, limit, reason, watch = unpack(ARGV, 1, 6)
+local now, worker, lease, limit, reason, watch, ticket = unpack(ARGV, 1, 7)
 now = clock(now)
 local list = processing(worker)
 
@@ -93,13 +95,23 @@ local function is_current(id, run)
 end
 
 local ids = {}
-for id, run in rows(7, 2) do
+for id, run in rows(8, 2) do
   if redis.call('LPOS', list, id) and (died or is_current(id, run)) then
     ids[#ids + 1] = id
   end
 end
-local all, waited = rows(7, 2)() == nil, false
-if all then
+local all, waited = ticket == '' and rows(8, 2)() == nil, false
+local passes_on = all
+if ticket ~= '' then
+  local seat = redis.pcall('HGET', seats, worker)
+  local own, handed = (type(seat) == 'string' and seat or ticket):match('^(%d+) ?(%S*)')
+  if own == ticket then
+    redis.pcall('HDEL', seats, worker)
+    waited = redis.pcall('ZREM', idle, worker) == 1
+    passes_on = not waited and handed == ''
+    ids = not waited and redis.call('LPOS', list, handed) and { handed } or {}
+  end
+elseif all then
   -- First: none of the jobs is handed over to this worker.
   waited = redis.pcall('ZREM', idle, worker) == 1
   redis.pcall('HDEL', seats, worker)
@@ -146,6 +158,9 @@ for i = #ids, 1, -1 do
 end
 return_to_backlog(back)
 hand_over(listed, now)
+if passes_on and not waited and size_of('LLEN', ready) > 0 then
+  hand_over(1, now) -- it may have got an empty message
+end
 write_history(now)
 admit(0, now)
 
@@ -168,9 +183,6 @@ if all then
     redis.pcall('ZADD', dead_workers, seconds(now + tonumber(watch)), worker)
   elseif type(watched) == 'string' and tonumber(watched) <= now then
     redis.call('ZREM', dead_workers, worker)
-  end
-  if not waited and size_of('LLEN', ready) > 0 then
-    hand_over(1, now) -- it may have got an empty message
   end
 end
 return { 'all', put, ended }

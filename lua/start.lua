@@ -43,6 +43,8 @@ local list = processing(worker)
 local BYTES_MOST = 1048576
 -- A worker takes up to this number of jobs whatever its share is: fewer are not worth a call of their own.
 local SHARE_LEAST = 4
+-- Seconds by which a worker that holds jobs waits behind those that hold none.
+local LATER = 1e9
 -- A worker that holds its part of all jobs already takes this fraction of an equal part of the waiting jobs.
 local BEYOND = 0.25
 
@@ -50,10 +52,13 @@ expect('LLEN', list)
 expect('ZCARD', dead, leases, ticket ~= '' and idle or nil)
 expect_gate()
 
--- Each question ends the seat of the one before: a worker takes no message that has an older ticket.
+-- Each question ends the seat of the one before: a worker takes no message that has an older ticket. If the job of such
+-- a message is in the rows, it begins by this reply, so it is not put back any more as one that has not begun.
 local since = redis.pcall('ZSCORE', idle, worker)
 if type(since) == 'string' then
   redis.call('ZREM', idle, worker)
+end
+if type(since) == 'string' or ARGV[7] then
   redis.pcall('HDEL', seats, worker)
 end
 
@@ -259,8 +264,9 @@ end
 local left = redis.call('LLEN', ready) > 0
 local waits = ticket ~= '' and not left and size < tonumber(hold)
 if waits then
-  -- A worker that got nothing keeps its place.
-  redis.call('ZADD', idle, type(since) == 'string' and not started[1] and since or moment, worker)
+  -- A worker that got nothing keeps its place. One that holds jobs may be busy when the message comes.
+  local place = size > 0 and seconds(now + LATER) or moment
+  redis.call('ZADD', idle, type(since) == 'string' and not started[1] and since or place, worker)
   if ticket ~= '0' then
     redis.pcall('HSET', seats, worker, string.format('%s %s %.0f', ticket, lease, cap))
   else

@@ -233,17 +233,18 @@ class RunEnds(Queue):
         lease: bytes = b"",
         watch: float | None = None,
         limit: int = 250,
+        ticket: int | None = None,
     ) -> Call[PutBack]:
         """Return the jobs of a worker to the front of ready.
 
         `runs`: only these; each is the id and `FetchedJob.run`, "" = the worker has not started the job. `lease`: the
         worker has died, and nothing is done unless it still has this one, or `NO_LEASE`. `watch`: seconds for which
-        its list is watched from then on.
+        its list is watched from then on. `ticket`: only the job that was handed over with this ticket and has not
+        begun; if none was, the worker stops waiting.
         """
         put, rows = as_struct(PutBack, text, texts, texts), [word for run in runs for word in run]
-        return self._verb(
-            "requeue", put, self._now(), worker, lease, limit, reason, "" if watch is None else watch, *rows
-        )
+        more = ("" if watch is None else watch, "" if ticket is None else ticket)
+        return self._verb("requeue", put, self._now(), worker, lease, limit, reason, *more, *rows)
 
 
 _ENDS: Final[dict[type[Outcome], Callable[..., Call[list[str]] | Call[NotEnded]]]] = {

@@ -49,7 +49,8 @@ longest script takes. After that the other queues have them: the node that was a
 class QueueConsumer:
     """Serves one queue for a worker. `attend()` is called when it holds jobs after it held none, or its lease was lost.
 
-    `notices`: connections that it shares with other queues.
+    `notices`: connections that it shares with other queues. `watch()` is called when the worker may hold jobs while it
+    waits for a message.
     """
 
     def __init__(
@@ -61,12 +62,14 @@ class QueueConsumer:
         slots: Slots,
         attend: Callable[[], None],
         notices: Notices,
+        watch: Callable[[], None],
     ) -> None:
         self.served = ServedQueue(runtime, Store(queue), worker)
         self.held = HeldRuns()
         share = slots.join(runtime.config.weights.get(queue, 1.0), self.wake)
         self.fetcher = notices.join(Fetcher(self.served, share, self))
         self._attend = attend
+        self._watch = watch
         self._executor = executor
         self.demand = Demand(share, executor)
         self._sender = ExchangeSender(self.served, notices.sender if notices.share(queue) else None)
@@ -212,6 +215,8 @@ class QueueConsumer:
         self.demand.more = reply.more
         runs = self._make_runs(reply.jobs, reply.now, exchange.sent)
         self.fetcher.answered(reply, len(self.held.runs) + len(self.held.fetched))
+        if self.fetcher.waiting and (self.held.busy or self.demand.share.slots.shared):
+            self._watch()
         self._lost.look_for(exchange.fetched, reply)
         exchange.reserved -= len(runs)
         return runs
@@ -226,6 +231,8 @@ class QueueConsumer:
             self.demand.begin_limit.handed_out()
             if not held_some:
                 self._attend()
+                if self.demand.share.slots.shared:
+                    self._watch()
         return runs
 
     def _with_slots(self, late: Fetched) -> Fetched:

@@ -89,8 +89,8 @@ class Fetcher:
         """There was no room when it was to ask for that job."""
         self._ticket = 0
         """The last ticket. It never comes again in the life of a worker."""
-        self._seated = False
-        """A job with that ticket may be handed over."""
+        self._seats: list[int] = []
+        """That ticket, while a job may be handed over with it. Who takes it out may begin the job, or return it."""
         self._asked: int | None = None
         """The ticket of the question that was sent last, 0 = it waits for an empty message; None = it does not wait."""
         self._room = 0
@@ -143,8 +143,9 @@ class Fetcher:
         self._asked, self._asked_at = None, since_boot()
         if room > 0 and self._open and not self._stopping:
             self._ticket += 1
-            self._seated = self._slots.take_seat()
-            self._asked = self._ticket if self._seated else 0
+            if self._slots.take_seat():
+                self._seats.append(self._ticket)
+            self._asked = self._ticket if self._seats else 0
         return self._asked
 
     def answered(self, reply: Fetched, known: int) -> None:
@@ -152,7 +153,7 @@ class Fetcher:
         self._clock = reply.now, self._asked_at
         if not reply.waits:
             self.forget()
-        self.waiting = reply.waits and not self.notified and (self._seated or self._asked == 0)
+        self.waiting = reply.waits and not self.notified and (bool(self._seats) or self._asked == 0)
         if reply.held > known:
             self._listener.on_unsure()
 
@@ -161,10 +162,30 @@ class Fetcher:
         self._slots.asked -= self._room
         self._room = 0
 
-    def forget(self) -> None:
-        """Take no job that was handed over before."""
-        self._slots.seats -= self._seated
-        self._seated = self.waiting = False
+    def forget(self) -> bool:
+        """Take no job that was handed over before. Return whether one could be begun until now."""
+        self.waiting = False
+        if self.end_seat() is None:
+            return False
+        self._slots.seats -= 1
+        return True
+
+    def end_seat(self) -> int | None:
+        """Let no message begin a job any more; return the ticket, None = no message could. For any thread."""
+        try:
+            return self._seats.pop()  # atomic: the event loop and the watch of it may both try
+        except IndexError:
+            return None
+
+    def seat_ended(self) -> None:
+        """Note that `end_seat` was called in another thread, and that the worker waits for no message: ask again."""
+        self._slots.seats -= 1
+        self.left_idle()
+
+    def left_idle(self) -> None:
+        """Note that Redis sends no message: ask again."""
+        self.waiting = False
+        self._ask()
 
     async def _decline(self) -> bool:
         return await self._served.runtime.sender.send(self._served.store.decline(self._served.worker))
@@ -211,8 +232,9 @@ class Fetcher:
         """Take a job that was handed over; or ask for a job that is ready, or pass it on if the worker stops."""
         if message:
             handed = read_handed(message)
-            if self._seated and handed.ticket == self._ticket and not self._stopping:
-                self.forget()
+            if handed is None:
+                self._listener.on_unsure()
+            elif handed.ticket == self._ticket and not self._stopping and self.forget():
                 await self._listener.on_handed(handed, self._age(handed.now))
             return
         self.notified = True

@@ -28,6 +28,7 @@ from evsched.store.store import Store
 from evsched.worker.consumer import QueueConsumer
 from evsched.worker.drain import Drain
 from evsched.worker.heartbeat import Control, Heartbeat
+from evsched.worker.loop_watch import LoopWatch
 from evsched.worker.notices import Notices
 from evsched.worker.setup import QueueSetup
 from evsched.worker.slots import Slots
@@ -75,6 +76,7 @@ class Worker:
         self._drain = Drain(runtime, self.id, self.consumers, self._executor.handlers.running)
         self._notices = Notices(runtime, len(queues))
         self._heartbeat = Heartbeat(runtime, self.id, self.consumers, self._setup, self._control, self._drain)
+        self._watch = LoopWatch(runtime, self.id, self.consumers)
         self._quieting = set[asyncio.Future[None]]()
         """The ends of fetches, since the worker was asked to fetch no more."""
         self._add(queues)
@@ -88,7 +90,14 @@ class Worker:
     def _add(self, queues: list[str]) -> None:
         for queue in queues:
             self.consumers[queue] = QueueConsumer(
-                self._counted, queue, self.id, self._executor, self._slots, self._heartbeat.attend, self._notices
+                self._counted,
+                queue,
+                self.id,
+                self._executor,
+                self._slots,
+                self._heartbeat.attend,
+                self._notices,
+                self._watch.attend,
             )
             self._heartbeat.add(Store(queue))
             if self._quieting:
@@ -155,6 +164,7 @@ class Worker:
 
     async def _run(self) -> None:
         self._heartbeat.start()
+        self._watch.start()
         self._serving = {queue: self._begin(self._serve(queue)) for queue in self.consumers}
         heartbeat = self._begin(self._heartbeat.failure)
         loops = {
@@ -172,11 +182,11 @@ class Worker:
                     raise ended_loop(name, loop)
             await self._drain.wait([loop for queue, loop in self._serving.items() if self._setup.is_done(queue)])
             self._drain.handing_back = True
-            await self._end_heartbeat()
+            await self._end_threads()
             await self._drain.hand_back()
             await self._drain.clean_up()
         finally:
-            await self._end_heartbeat()
+            await self._end_threads()
             self._status.close()
             tasks = *loops.values(), *self._serving.values()
             for task in tasks:
@@ -188,12 +198,13 @@ class Worker:
         await self._setup.until_done(queue)
         await self.consumers[queue].run()
 
-    async def _end_heartbeat(self) -> None:
-        # Its thread calls into this loop, and would renew the lease that hand_back ends. Each of its calls has a
-        # timeout, so it does end.
-        self._heartbeat.stop()
-        if self._heartbeat.is_alive():
-            await asyncio.to_thread(self._heartbeat.join)
+    async def _end_threads(self) -> None:
+        # They call into this loop, and would renew the lease that hand_back ends. Each of their calls has a timeout, so
+        # they do end.
+        for thread in (self._heartbeat, self._watch):
+            thread.stop()
+            if thread.is_alive():
+                await asyncio.to_thread(thread.join)
 
     @property
     def lingering(self) -> bool:

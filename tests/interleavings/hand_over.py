@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from evsched.store.worker_calls import read_handed
 from evsched.transport.call import Call, Script, raw
 from tests.interleavings.processes import CAP, Handlers, dispatcher, janitor
-from tests.interleavings.releases import IDLE_LEASE, LEASE, THIS
+from tests.interleavings.releases import HANDED_BACK, IDLE_LEASE, LEASE, THIS
 from tests.interleavings.rules import INLINE, INLINE_PAYLOAD, PAYLOAD, RECORD, Rules
 from tests.interleavings.search import DEAD, FAULTS, LOST, Do, Epoch, Note, Pick, Process, Scene, State
 from tests.interleavings.server import BASE, EPOCH, NOW, ROOT, SavedRedis, unix
@@ -26,6 +26,7 @@ RULES: Final = {
     "slot": "a worker without a free slot hands back what it was given",
     "endless": "a ticket never comes again",
     "back": "a run that is being put back does not begin, since the call may come later",
+    "watch": "a message begins nothing once the watch of the event loop has ended the wait",
 }
 
 _HEARD: Final = "redis.call('SISMEMBER', root .. 'heard', worker)"
@@ -94,7 +95,7 @@ def network(worker: str, *, loses: bool) -> Process:
 
 
 def worker(name: str, handlers: Handlers, rules: frozenset[str], *, reconnects: bool) -> Process:
-    """`evsched/worker/consumer.py` and `fetcher.py`, with messages that come between the exchanges."""
+    """`evsched/worker/consumer.py`, `fetcher.py` and `loop_watch.py`, with messages that come between the exchanges."""
     runs: dict[str, str] = {}  # id -> the run
     ended: dict[str, str] = {}  # the same, for runs whose end is to be written
     fetched: tuple[str, ...] = ()
@@ -112,6 +113,8 @@ def worker(name: str, handlers: Handlers, rules: frozenset[str], *, reconnects: 
                 options.append("exchange")
             if handlers.shared:
                 options.append("other")
+            if handlers.blocked and valid:
+                options.append("end the wait")
             if reconnects:
                 options.append("subscribe")
         act = yield Pick(tuple(options))
@@ -139,6 +142,9 @@ def worker(name: str, handlers: Handlers, rules: frozenset[str], *, reconnects: 
         elif act == "other":
             yield Do(Call(("PING",), raw), ())
             other = 1 - other if other or len(runs) + len(fetched) < handlers.slots else 0
+        elif act == "end the wait":
+            valid = "watch" not in rules
+            yield Do(THIS.store.requeue(name, HANDED_BACK, ticket=ticket))
         elif act.startswith("end "):
             job = act[4:]
             ended[job] = runs.pop(job)
@@ -239,7 +245,8 @@ class HandOverRules(Rules):
                 return text
         snapshot, now = state.snapshot, unix(state.clock)
         seats, idle, leases = snapshot.pairs("seats"), snapshot.pairs("idle"), snapshot.pairs("leases")
-        if seats.keys() - idle.keys():
+        waiting = {name for name, seat in seats.items() if seat.count(" ") == 2}  # otherwise a job was handed over
+        if waiting - idle.keys():
             return f"{seats} are seats of workers that do not wait"
         heard = snapshot.items("heard")
         served = [name for name in idle if name in heard and float(leases.get(name, 0)) >= now]
@@ -287,6 +294,10 @@ PLANS: Final[Mapping[str, Mapping[str, Any]]] = {
     "hand-over, a cut connection": {"jobs": [_ONE], "cut": True, "rules": _TWO_SLOTS},
     "hand-over, a half-open connection": {"jobs": [_ONE], "loses": True, "stuck": False, "rules": _TWO_SLOTS},
     "hand-over, shared slots": {"rules": HandOverRules(Handlers(slots=1, shared=True))},
+    "hand-over, a blocked event loop": {
+        "jobs": [_ONE],
+        "rules": HandOverRules(Handlers(slots=1, blocked=True), jobs=frozenset({INLINE})),
+    },
     "hand-over, an id that is used again": {
         "jobs": [_ONE],
         "again": True,

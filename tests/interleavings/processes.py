@@ -43,6 +43,8 @@ class Handlers:
     """Ids of jobs that wait for the signal `s`, and for how many seconds; None = without an end."""
     shared: bool = False
     """Jobs of other queues may take the slots while a fetch waits."""
+    blocked: bool = False
+    """They may block the event loop, so the watch of it ends the waits."""
 
     def outcome(self, job_id: str, attempt: int) -> str:
         """Return how an attempt ends."""

@@ -33,7 +33,7 @@ _BIG = ("hand-over, a cut connection", "hand-over, a half-open connection", "han
 )
 def test_no_interleaving_breaks_a_hand_over(name: str, scope: str) -> None:
     faults, epochs, without, kinds = _SCOPES[scope]
-    most = 20_000
+    most = 25_000
     with SavedRedis() as redis:
         found = run(name, redis, faults=faults, epochs=epochs, without=without, kinds=kinds, most=most)
     assert not found.failures, found
@@ -48,6 +48,7 @@ _LOST = {
     "slot": ("hand-over, shared slots", 0, 0, "more runs than slots"),
     "endless": (_ONE, 1, 0, "which is not its run"),
     "back": ("hand-over, shared slots", 1, 0, "was handed back while it runs"),
+    "watch": ("hand-over, a blocked event loop", 0, 0, "which is not its run"),
 }
 """For each rule: the scene, the faults and turns of time in which the search finds a failure without it, and what."""
 
@@ -65,6 +66,7 @@ _BROKEN = {
     "a question that does not end the seat before": (
         (
             ("start", "if type(since) == 'string' then", "if false then"),
+            ("start", "if type(since) == 'string' or ARGV[7] then", "if false then"),
             ("start", "redis.pcall('HSET', seats", "redis.pcall('HSETNX', seats"),
         ),
         *(1, 0, "which waits for a message"),
@@ -93,6 +95,14 @@ _BROKEN = {
     ),
 }
 """Changes of scripts, the faults and turns of time, and what the search finds."""
+
+
+def test_search_finds_a_late_end_of_a_wait_that_returns_a_run() -> None:
+    change = ("start", "if type(since) == 'string' or ARGV[7] then", "if type(since) == 'string' then")
+    with SavedRedis((change,)) as redis:
+        scene = "hand-over, a blocked event loop"
+        found = run(scene, redis, faults=1, epochs=0, without=("V",), kinds=("late",))
+    assert "was handed back while it runs" in found.failures[0].what
 
 
 @pytest.mark.parametrize("name", _BROKEN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from evsched.errors import StoreDown
 from evsched.store.store import Store
 from evsched.store.worker_calls import read_handed
 from evsched.transport.embedded import EmbeddedRedis
+from evsched.transport.senders import SyncSender
 from evsched.worker import consumer as consumer_module
 from evsched.worker import fetcher
 from evsched.worker.exchange import Exchange, ExchangeSender, ServedQueue
@@ -58,8 +60,11 @@ class Scene:
 
     async def waits(self, running: System) -> None:
         """Wait until each worker has a seat."""
-        seats = f"{keys.root(self.queue)}seats"
-        await until(lambda: self.raw.hlen(seats) == len(running.workers))
+        await until(lambda: self.seated() == len(running.workers))
+
+    def seated(self) -> int:
+        """Return how many workers have a seat."""
+        return sum(seat.count(b" ") == 2 for seat in self.raw.hvals(f"{keys.root(self.queue)}seats"))
 
     async def drops_nothing(self, running: System, job: str) -> None:
         """Wait until a job has ended, and nothing is left of it in a worker's list."""
@@ -122,6 +127,42 @@ async def test_each_of_many_jobs_one_by_one_is_handed_over(scene: Scene, monkeyp
             scene.schedule(f"job-{n}")
             await started(running, f"job-{n}")
     assert handed == [f"job-{n}" for n in range(20)]
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["by another worker", "by nobody"])
+async def test_job_is_returned_if_a_handler_blocks_the_event_loop(scene: Scene, *, taken: bool) -> None:
+    root, held = keys.root(scene.queue), list[list[bytes]]()
+
+    @scene.app.task
+    async def block() -> None:
+        scene.note()
+        await until(lambda: scene.seated() == 1)  # this worker's: it waits while this job runs
+        with closing(SyncSender(scene.url)) as sender:
+            scene.schedule("next")
+            sender.send(Store(scene.queue).dispatch(limit=10, cap=1000))
+            held.append(scene.raw.lrange(f"{root}processing:{current_job().worker}", 0, -1))
+            assert scene.raw.blmove(f"{root}ready", f"{root}elsewhere", PATIENCE) == b"next"
+        if not taken:
+            scene.raw.lmove(f"{root}elsewhere", f"{root}ready")
+
+    async with system(scene.config, scene.app) as running:
+        await scene.waits(running)
+        scene.schedule("blocks", "block")
+        if not taken:
+            await running.recorder.wait(events.Completed, lambda event: "next" in event.ids)
+        await scene.drops_nothing(running, "blocks")
+    assert held == [[b"blocks", b"next"]]
+    assert scene.begun == [("blocks", 1), *([] if taken else [("next", 1)])]
+
+
+@pytest.mark.parametrize("garbage", [b"hello", b"1\n2\n3", b"\n" * 7, b"\xff" * 999])
+async def test_message_of_an_unknown_form_ends_no_worker(scene: Scene, garbage: bytes) -> None:
+    async with system(scene.config, scene.app) as running:
+        await scene.waits(running)
+        channel = keys.idle(scene.queue, running.workers[0].id)
+        assert scene.raw.spublish(channel, garbage) == 1
+        scene.schedule("job")
+        await scene.drops_nothing(running, "job")
 
 
 async def test_message_of_a_run_that_was_taken_away_begins_nothing(

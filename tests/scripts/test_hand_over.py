@@ -84,7 +84,7 @@ def test_job_is_started_for_the_idle_worker_and_sent_to_it(seats: Seats, state: 
     found = state()
     assert (found["processing:w"], found["ready"], found["leases"]) == (["a"], ["b"], {"w": NOW + 1 + LEASE})
     assert "idle" not in found
-    assert "seats" not in found
+    assert found["seats"] == {"w": "7 a"}
     record = found["job:a"]
     assert (record["attempt"], record["worker"], record["started"]) == ("1", "w", f"{NOW + 1:.6f}")
 
@@ -117,7 +117,73 @@ def test_each_seat_gets_one_job_and_the_longest_waiting_worker_the_first(seats: 
         seats.wait(worker, n + 1, NOW + n)
     seats.dispatch("a", "b", now=NOW + 5)
     assert [(worker, handed and handed.job.id) for worker, handed in seats.heard()] == [("v", "a"), ("u", "b")]
-    assert [*state()["seats"]] == ["w"]
+    assert state()["seats"] == {"v": "1 a", "u": "2 b", "w": "3 14.0 1000"}
+
+
+def test_worker_that_holds_jobs_gets_the_next_one_after_those_that_hold_none(seats: Seats) -> None:
+    seats.wait("busy", 1, NOW)
+    seats.dispatch("a", now=NOW + 1)
+    assert [worker for worker, _ in seats.heard()] == ["busy"]
+    assert seats.ask("busy", 2, NOW + 2).waits
+    seats.wait("w", 1, NOW + 3)
+    seats.dispatch("b", "c", now=NOW + 4)
+    assert [worker for worker, _ in seats.heard()] == ["w", "busy"]
+
+
+def end_wait(seats: Seats, send: Send, worker: str, ticket: int) -> list[str]:
+    return send(seats.store.at(NOW + 9).requeue(worker, "it is blocked", ticket=ticket)).ids
+
+
+def test_end_of_a_wait_returns_the_job_that_was_handed_over_to_the_next_worker(
+    seats: Seats, send: Send, state: State
+) -> None:
+    seats.wait("u", 1, NOW)
+    seats.wait("v", 1, NOW + 1)
+    seats.dispatch("a", now=NOW + 2)
+    assert end_wait(seats, send, "u", 1) == ["a"]
+    assert [(worker, handed and handed.job.id) for worker, handed in seats.heard()] == [("u", "a"), ("v", "a")]
+    found = state()
+    assert ("processing:u" in found, found["processing:v"], found["seats"]) == (False, ["a"], {"v": "1 a"})
+    assert found["job:a"]["attempt"] == "1"
+
+
+def test_end_of_a_wait_without_a_job_ends_the_seat(seats: Seats, send: Send, state: State) -> None:
+    seats.wait("w", 1)
+    assert end_wait(seats, send, "w", 1) == []
+    seats.dispatch("a", now=NOW + 10)
+    found = state()
+    assert (found["ready"], "idle" in found, "seats" in found, seats.heard()) == (["a"], False, False, [])
+
+
+@pytest.mark.parametrize("ticket", [0, 1])
+def test_end_of_a_wait_passes_an_empty_message_on(seats: Seats, send: Send, ticket: int) -> None:
+    seats.wait("u", ticket, NOW)
+    seats.wait("v", 1, NOW + 1)
+    if ticket:
+        send(seats.store.enqueue([New("large", b'{"task":"t","args":["' + b"x" * 999 + b'"]}', due=NOW)]))
+        send(seats.store.at(NOW + 2).dispatch(limit=10, cap=2000))
+    else:
+        seats.dispatch("a", now=NOW + 2)
+    assert seats.heard() == [("u", None)]
+    assert end_wait(seats, send, "u", ticket) == []
+    assert [worker for worker, _ in seats.heard()] == ["v"]
+
+
+@pytest.mark.parametrize("asked", ["again", "for the job", "and got another"])
+def test_late_end_of_a_wait_does_nothing(seats: Seats, send: Send, state: State, asked: str) -> None:
+    seats.wait("w", 1)
+    if asked == "again":
+        assert seats.ask("w", 2).waits
+    else:
+        seats.dispatch("a")
+        if asked == "for the job":
+            assert send(seats.store.at(NOW).start("w", ["a"], hold=1, lease=LEASE)).jobs
+        else:
+            assert seats.ask("w", 2).waits
+            seats.dispatch("b")
+    before = state()
+    assert end_wait(seats, send, "w", 1) == []
+    assert state() == before
 
 
 def test_question_without_a_job_keeps_the_place_and_one_with_a_job_loses_it(seats: Seats, state: State) -> None:
