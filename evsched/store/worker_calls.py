@@ -52,15 +52,16 @@ class Handed(Struct, frozen=True):
     job: FetchedJob
 
 
-def read_handed(message: bytes) -> Handed | None:
-    """Read the message of a hand-over; None = it is none that this release knows."""
-    try:
-        ticket, moment, more, job_id, attempt, due, planned, payload = message.split(b"\n", 7)
-        run = text(attempt + b" " + moment)
-        job = FetchedJob(text(job_id), int(attempt), float(due), payload, float(planned), run=run)
-        return Handed(int(ticket), float(moment), more == b"1", job)
-    except ValueError:
-        return None
+def read_handed(message: bytes) -> Handed:
+    """Read the message of a hand-over.
+
+    Raises:
+        ValueError: it is none that this release knows.
+    """
+    ticket, moment, more, job_id, attempt, due, planned, payload = message.split(b"\n", 7)
+    run = text(attempt + b" " + moment)
+    job = FetchedJob(text(job_id), int(attempt), float(due), payload, float(planned), run=run)
+    return Handed(int(ticket), float(moment), more == b"1", job)
 
 
 class Renewed(Struct, frozen=True):

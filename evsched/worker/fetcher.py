@@ -231,10 +231,12 @@ class Fetcher:
     async def on_notice(self, message: bytes) -> None:
         """Take a job that was handed over; or ask for a job that is ready, or pass it on if the worker stops."""
         if message:
-            handed = read_handed(message)
-            if handed is None:
+            try:
+                handed = read_handed(message)
+            except ValueError:
                 self._listener.on_unsure()
-            elif handed.ticket == self._ticket and not self._stopping and self.forget():
+                return
+            if handed.ticket == self._ticket and not self._stopping and self.forget():
                 await self._listener.on_handed(handed, self._age(handed.now))
             return
         self.notified = True
