@@ -3,7 +3,7 @@
 -- Idle workers wait for a message instead of in BLMOVE. A BLMOVE occupies a connection and reads one list, so a worker
 -- of many queues would need many connections. The messages of all queues of a server arrive on one connection.
 --
--- idle   zset  worker -> since when it waits; a worker that holds jobs comes after those that hold none
+-- idle   zset  worker -> since when it waits; a worker without jobs comes before one that holds some
 -- seats  hash  worker in `idle` -> a ticket, the seconds of its lease while it holds jobs, and the bytes that a payload
 --              may have. A worker without a seat only gets empty messages. Once a job was handed over: the ticket and
 --              the job's id, until the worker's next question

@@ -43,7 +43,7 @@ local list = processing(worker)
 local BYTES_MOST = 1048576
 -- A worker takes up to this number of jobs whatever its share is: fewer are not worth a call of their own.
 local SHARE_LEAST = 4
--- Seconds by which a worker that holds jobs waits behind those that hold none.
+-- Seconds by which a worker that holds jobs waits behind one that holds none.
 local LATER = 1e9
 -- A worker that holds its part of all jobs already takes this fraction of an equal part of the waiting jobs.
 local BEYOND = 0.25

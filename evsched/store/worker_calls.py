@@ -56,7 +56,7 @@ def read_handed(message: bytes) -> Handed:
     """Read the message of a hand-over.
 
     Raises:
-        ValueError: it is none that this release knows.
+        ValueError: this release does not know its form.
     """
     ticket, moment, more, job_id, attempt, due, planned, payload = message.split(b"\n", 7)
     run = text(attempt + b" " + moment)

@@ -120,7 +120,7 @@ def test_each_seat_gets_one_job_and_the_longest_waiting_worker_the_first(seats: 
     assert state()["seats"] == {"v": "1 a", "u": "2 b", "w": "3 14.0 1000"}
 
 
-def test_worker_that_holds_jobs_gets_the_next_one_after_those_that_hold_none(seats: Seats) -> None:
+def test_worker_without_jobs_gets_the_next_one_before_a_worker_that_holds_some(seats: Seats) -> None:
     seats.wait("busy", 1, NOW)
     seats.dispatch("a", now=NOW + 1)
     assert [worker for worker, _ in seats.heard()] == ["busy"]
