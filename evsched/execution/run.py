@@ -69,8 +69,7 @@ class Prepared(Struct, frozen=True):
 
     @property
     def _chosen_retention(self) -> float | None:
-        kept = self.task.retention if self.payload.retention is None else self.payload.retention
-        return None if kept is None else max(0.0, kept)
+        return self.task.retention if self.payload.retention is None else self.payload.retention
 
     @property
     def timeout(self) -> float | None:
@@ -113,6 +112,9 @@ def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prep
             return Buried(shorten(f"the payload's {error}: correct the payload"), payload.reply)
     if payload.timeout is not None and payload.timeout <= 0:
         wrong = f"the payload's timeout is {payload.timeout:g}, must be over 0 s: correct the payload"
+        return Buried(wrong, payload.reply)
+    if payload.retention is not None and payload.retention < 0:
+        wrong = f"the payload's retention is {payload.retention:g}, must be 0 s or more: correct the payload"
         return Buried(wrong, payload.reply)
     if payload.expires is not None and (expired := _expired(job, payload, now)):
         return expired

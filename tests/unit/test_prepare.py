@@ -44,6 +44,7 @@ def test_the_payload_overrides_the_task() -> None:
         (b'{"task":"pay","args":["\\\\ud800 \\ud83d\\ude00', 1, 0, "invalid payload: Input data was truncated"),
         (b'{"task":"pay","args":["x"]}', 1, 0, "the arguments do not fit: "),
         (b'{"task":"pay","args":[5],"timeout":0}', 1, 0, "the payload's timeout is 0, must be over 0 s"),
+        (b'{"task":"pay","args":[5],"retention":-1}', 1, 0, "the payload's retention is -1, must be 0 s or more"),
         (
             b'{"task":"pay","args":[5],"tags":["a b"]}',
             1,
