@@ -129,6 +129,9 @@ PAUSES: Final[dict[FetchPause, tuple[str, str]]] = {
 """Why a worker fetches nothing, and when a job starts if it is the same for all workers."""
 
 
+_AT_ONCE: Final = 1.0
+"""A due time below this is no time, but means that the job is due when it is scheduled."""
+
 _GIVEN_UP: Final = "and is dead when no worker has had it for EVSCHED_UNKNOWN_TASK_GRACE (10 minutes by default)"
 
 
@@ -249,6 +252,8 @@ def _next_run(status: JobStatus, facts: Facts) -> str:
     due = f"is due in {format_duration(wait)}" if wait > 0 else f"has been due for {format_duration(-wait)}"
     if status.again == math.inf:
         due = "is due at +inf"
+    elif status.again < _AT_ONCE:
+        due = "was due at once"
     return f"; it was scheduled again: the next run waits for the end of this one, and {due}"
 
 
@@ -317,7 +322,8 @@ def _in_schedule(status: JobStatus, facts: Facts) -> str:
     if status.waiting is not None and wait > 0:
         return _waiting(status.waiting, status.id, facts.now)
     if wait < -0.5:
-        return f"due {format_duration(-wait)} ago and still on the schedule: no dispatcher serves this queue"
+        due = "due at once" if (status.due or 0.0) < _AT_ONCE else f"due {format_duration(-wait)} ago"
+        return f"{due} and still on the schedule: no dispatcher serves this queue"
     if status.reason and status.reason.startswith("outside its window"):
         return f"{status.reason}: it opens in {format_duration(max(wait, 0.0))}"
     if status.reason and status.reason.startswith("its window"):  # "its window 'nights' cannot be read: ..."
@@ -456,6 +462,8 @@ def _list_facts(
     for name, moment in (moments | {"can start": opens}).items():
         if moment == math.inf:
             found[name] = "never"
+        elif moment is not None and moment < _AT_ONCE and name in ("due", "again"):
+            found[name] = "at once"
         elif moment is not None:
             wait = moment - facts.now
             found[name] = f"in {format_duration(wait)}" if wait >= 0 else f"{format_duration(-wait)} ago"

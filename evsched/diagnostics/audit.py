@@ -61,7 +61,7 @@ _RULES: Final[dict[str, _Rule]] = {
     ),
     "no-record": _Rule(
         "an id in {where} has no record, or one without a payload: it will go to the dead-letter set",
-        f"HSET {{record}} payload '{{{{...}}}}' before it is due; or {_REPAIR} puts it into the dead-letter set now",
+        f"HSET {{record}} payload '{{{{...}}}}', at once if it is due; or {_REPAIR} puts it into the dead-letter set",
     ),
     "record-type": _Rule(
         "the key of a record is not a hash", "DEL {record}; then schedule the job again if you still want it"

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from evsched.display import format_duration
 from evsched.errors import ConfigError
 from evsched.jobs import option_checks as check
 from evsched.jobs.current_job import CurrentJob, Progress
@@ -126,9 +127,9 @@ def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prep
 def _expired(job: FetchedJob, payload: Payload, now: float) -> Buried | None:
     if payload.expires is None or now <= payload.expires:
         return None
-    late = now - payload.expires
     again = "" if job.attempt == 1 else f", while it waited for attempt {job.attempt}"
-    return Buried(f"expired {late:.3g} s before a worker could start it{again}", payload.reply, "expired")
+    why = f"expired {format_duration(now - payload.expires)} before a worker could start it{again}"
+    return Buried(why, payload.reply, "expired")
 
 
 def _why_spent(job: FetchedJob, attempts: int) -> str:
