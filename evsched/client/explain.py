@@ -192,6 +192,7 @@ def explain(
     dispatchers: int | None = None,
     pauses: Sequence[FetchPause | None] = (),
     batch: BatchRecord | None = None,
+    free: int = 0,
 ) -> Explanation:
     """Explain why a job has not run yet. It exists: `facts` has its status.
 
@@ -199,7 +200,7 @@ def explain(
     that the job names. `types`: the types of the keys on which the whole queue depends, if they were read.
     `dispatchers`: how many are connected, for any queue; None = not known. `pauses`: for each worker that reports its
     status, why it fetches nothing from the queue; None = it fetches when it has a free slot. `batch`: that of the job,
-    if it is paused.
+    if it is paused. `free`: how many slots are free, of those workers that fetch.
     """
     status, held = facts.status, paused_batch(batch, facts.now)
     assert status is not None
@@ -213,7 +214,7 @@ def explain(
     sentence = {
         "schedule": _in_schedule,
         "backlog": partial(in_backlog, gate, no_worker, held),
-        "ready": partial(_in_ready, no_worker, pauses),
+        "ready": partial(_in_ready, no_worker, pauses, free),
         "processing": partial(_in_processing, dispatchers),
         "finished": _finished,
         "dead": _dead,
@@ -375,7 +376,9 @@ def _outside_window(status: JobStatus, facts: Facts, window: str) -> str | None:
     return f"outside its window {window}: it opens in {format_duration(opens - facts.now)}"
 
 
-def _in_ready(no_worker: str | None, pauses: Sequence[FetchPause | None], status: JobStatus, facts: Facts) -> str:
+def _in_ready(
+    no_worker: str | None, pauses: Sequence[FetchPause | None], free: int, status: JobStatus, facts: Facts
+) -> str:
     if no_worker:
         return f"ready, but {no_worker}"
     ready = f"ready, behind {facts.counts.get('ahead', 0):g} more: it starts when"
@@ -389,6 +392,12 @@ def _in_ready(no_worker: str | None, pauses: Sequence[FetchPause | None], status
     sentence = f"{ready} a worker has a free slot"
     if status.reason == Requeued().reason:
         sentence += " and a free process in its pool"
+    elif free and not facts.counts.get("idle"):
+        slots = "1 slot is" if free == 1 else f"{free} slots are"
+        sentence = (
+            f"{ready} a worker asks for jobs: {slots} free, but no worker waits for a message of this queue. If this "
+            "lasts, `evsched doctor --role worker` says whether workers may receive messages"
+        )
     for pause, count in paused.items():
         fetch = "fetches" if count == 1 else "fetch"
         sentence += f"; {count} of {workers} workers {fetch} none now, because {PAUSES[pause][0]}"

@@ -389,6 +389,21 @@ def test_each_state_is_explained(
 SLOT = "ready, behind 1 more: it starts when a worker has a free slot"
 
 
+@pytest.mark.parametrize(("free", "waits"), [(256, False), (1, False), (0, False), (256, True)])
+def test_explain_names_free_slots_if_no_worker_waits_for_messages(
+    send: Send, store: Store, raw: Any, free: int, waits: bool
+) -> None:
+    in_ready(Scene(send, store, raw))
+    if waits:
+        raw.zadd(f"evsched:{{{store.queue}}}:idle", {"w": 1})
+    sentence = explain(store.queue, send(store.at(NOW).explain("a")), pauses=[None], free=free).sentence
+    slots = {256: "256 slots are free", 1: "1 slot is free"}.get(free, "")
+    if waits or not free:
+        assert sentence == SLOT
+    else:
+        assert f"it starts when a worker asks for jobs: {slots}, but no worker waits for a message" in sentence
+
+
 @pytest.mark.parametrize(
     ("workers", "sentence"),
     [
