@@ -389,7 +389,7 @@ class JobBuried(QueueEvent, frozen=True, kw_only=True):
     id: str
     task: str = "?"
     attempt: int = 0
-    """0 = no worker ever fetched it."""
+    """How many attempts began."""
     reason: str
     outcome: Literal["dead", "expired"] = "dead"
     seconds: float | None = None

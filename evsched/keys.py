@@ -253,7 +253,8 @@ def check_queue(name: Any) -> str:
     """
     if not isinstance(name, str) or not NAME.fullmatch(name):
         weight = "; only `evsched worker` takes a weight such as =3" if "=" in str(name) else ""
-        raise ConfigError(f"queue {name!r}: {QUEUE_RULE}{weight}")
+        several = "; give several one by one, each with its own --queue" if "," in str(name) else ""
+        raise ConfigError(f"queue {name!r}: {QUEUE_RULE}{weight}{several}")
     return name
 
 

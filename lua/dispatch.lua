@@ -15,12 +15,13 @@
 -- TWICE  the second call finds nothing due
 -- RARE   record, bury, judge_occurrence, tally, remove_waiting, keep_misnamed, reuse, keep_inline, with_failure,
 --        throttled_in, field_of, holds, worker_of, recurrence_of, begin_count, judge_groups, reopen, spend, tokens,
---        end_queue_pause, note_turns, joined_rows, milliseconds
+--        end_queue_pause, note_turns, joined_rows, milliseconds, job_fields, place_of, field_size, whole_field
 -- USES   clock, expect, expect_gate, seconds, MEMBER_MOST, field_of, remove_waiting, bury, record, TOO_LONG,
 --        priority_of, group_of, moment_of, judge_occurrence, tally, next_score, keep_misnamed, NOT_A_HASH, holds,
 --        worker_of, reuse, throttled_in, recurrence_of, save_turns, open, payload_size, is_inline, is_id, ID_RULE,
 --        decode, digest, keep_inline, with_failure, write_history, find_light, record_key, light_text, may_be_light,
---        first_sizes, throttled, light_of, LIGHT_MOST, light, light_jobs, fields_of, busy_leases, idle
+--        first_sizes, throttled, light_of, LIGHT_MOST, light, light_jobs, fields_of, busy_leases, idle, job_fields,
+--        place_of, UNREAD, whole_field, field_size
 --
 -- O(n log n) in the n <= limit jobs moved, about 4 us each. An inline job becomes a light job or a record here. A job
 -- that cannot run goes to dead with a reason, and does not stop the others.
@@ -36,6 +37,9 @@ local NEWEST = 16
 local PLAIN = { payload = true, priority = true, created = true }
 -- While fewer jobs than this wait, those with a record become light too: the payload is then there twice.
 local TWICE_MOST = 100000
+-- Why an inline job is refused whose id is taken.
+local TAKEN = 'the id %s is that of a job with another payload that has not ended: '
+  .. 'revive this one, which then runs under the id that it has here'
 -- How many bytes of members a call reads, and how many at once: inline jobs may be long, and each MB takes Redis 5 ms.
 local BYTES_MOST, BYTES_SLICE = 1048576, 65536
 -- How many idle workers hear a canary: others test their connections by themselves. Each takes 2 us.
@@ -192,6 +196,20 @@ if is_mixed then
     return type(redis.pcall('HSET', record_of(id), unpack(fields))) == 'number'
   end
 
+  -- The jobs that this call has moved on.
+  local moved_on = {}
+
+  -- The payload of the job of this id, or of its next run; nil or false if there is none, or it has ended.
+  local function unended_payload(id)
+    local job = job_fields(id, 'worker', 'finished', 'next_payload', 'payload')
+    local place = not job.err and (light_of(id) or (moved_on[id] and not job[2]) or place_of(id, job[1], job[2]))
+    if not place or place == 'dead' or place == 'finished' then
+      return nil
+    end
+    local name, payload = job[3] and 'next_payload' or 'payload', job[3] or job[4]
+    return payload == UNREAD and field_size(id, name) <= cap and whole_field(id, name) or payload
+  end
+
   -- The id of the job that a member stands for. When it cannot run: the id under which it is kept, and why.
   local function identify(member)
     if not is_inline(member) then
@@ -205,7 +223,16 @@ if is_mixed then
       return keep_inline(member), problem
     end
     local id = job.id or digest(member)
-    if not adopt(id, member, job.priority, job.group) then
+    local payload = job.id and unended_payload(id)
+    if payload == member then
+      return id
+    elseif payload then
+      local own = digest(member)
+      if unended_payload(own) then
+        return own -- it was refused before, and revived
+      end
+      return keep_inline(member), TAKEN:format(id)
+    elseif not adopt(id, member, job.priority, job.group) then
       return keep_inline(member), 'the key of the record of ' .. id .. ' is ' .. NOT_A_HASH
     end
     return id
@@ -350,8 +377,13 @@ if is_mixed then
     if problem then
       quarantine(id, problem)
     end
-    if problem or move_on(id, score) then
+    local leaves = problem or move_on(id, score)
+    moved_on[id] = true
+    if leaves or id ~= member then
       leaving[#leaving + 1] = member
+    end
+    if leaves and id ~= member then
+      leaving[#leaving + 1] = id -- an inline job is its id's only place on the schedule, as if that were added again
     end
   end
 end

@@ -12,12 +12,12 @@
 --        in the same place; waiting, in the backlog; groups, how many groups of its priority wait; weights,
 --        their sum; in_flight, how many have passed the gate and not ended, and in_flight_group, those of the group
 --        that holds it back, or else of its own; opens and opens_group, when a rate lets the next pass; holder, and
---        when its lease ends
+--        when its lease ends; idle, of a ready job: how many workers wait for a message
 -- FAILS  none
 -- TWICE  it only reads
 -- USES   clock, field_of, group_of, priority_of, throttled_in, place_of, fair, limit_of, limits, seconds,
---        group_backlog, in_flight, policy, RATE_LEAST, tokens, rule_of, holder_of, readable_record,
---        declared_limits, parents, size_of, declared_redactions
+--        group_backlog, in_flight, policy, RATE_LEAST, tokens, rule_of, holder_of, readable_record, declared_limits,
+--        parents, size_of, declared_redactions, idle
 --
 -- O(log n), and O(n) in the groups that wait, which are not counted beyond 1,000.
 
@@ -69,6 +69,7 @@ if place == 'backlog' then
   fact('opens_group', opens and seconds(opens))
 elseif place == 'ready' then
   fact('ahead', redis.call('LPOS', ready, id))
+  fact('idle', size_of('ZCARD', idle))
 elseif place == 'processing' then
   local holder = holder_of(id, worker)
   score = redis.call('ZSCORE', schedule, id)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -19,6 +20,7 @@ from evsched.client.client import SyncClient
 from evsched.client.operations import find_queues, find_queues_once, once
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import EvschedError, JobMissing, StoreDown, StoreError, StoreRefused
+from evsched.jobs.redaction import is_member
 from evsched.shards import Shards, unread
 from evsched.store import server
 from evsched.store.store import Store
@@ -265,8 +267,11 @@ def client_of(url: str | None, queue: str, *, changes_queue: bool = False) -> Ge
 @contextmanager
 def client_of_job(
     url: str | None, queue: str | None, job: str, *, reads: bool = False
-) -> Generator[tuple[CommandClient, str]]:
-    """Yield a client, and the queue of a job: the one that was named, or else the one that has a job of this id.
+) -> Generator[tuple[CommandClient, str, str]]:
+    """Yield a client, the queue of a job and its id.
+
+    The queue is the one that was named, or else the one that has a job of this id. The id is the one that was given, or
+    that of the inline job that was given, if it is due.
 
     If the job is missing where it was looked for, the error names the queue that has it. `reads`: the command changes
     nothing, so if the numbers of shards cannot be read, it may be about a queue that is a shard only by its name.
@@ -277,13 +282,19 @@ def client_of_job(
     """
     if queue is None:
         with client(url) as redis:
-            yield redis, only_queue_of(redis, job, reads=reads) or DEFAULT_QUEUE
+            found = only_queue_of(redis, job, reads=reads)
+            if found is None and is_member(job):
+                for one in _ids_of_member(job):
+                    found = found or only_queue_of(redis, one, reads=reads)
+            queue = found or DEFAULT_QUEUE
+            yield redis, queue, id_now(redis, queue, job)
         return
     with client_of(url, queue) as redis:
+        job = id_now(redis, queue, job)
         if reads:
             queue = _shard_with(redis, queue, job)
         try:
-            yield redis, queue
+            yield redis, queue, job
         except JobMissing:
             if redis.status(queue, job) is not None:
                 raise
@@ -294,6 +305,28 @@ def client_of_job(
                 missing_there = f"no job {job} in queue {queue}: {_have(job, others)}: give --queue {others[0]}"
                 raise JobMissing(missing_there) from None
             raise JobMissing(f"{_not_searched(down)}: no job {job} was found in queue {queue}") from None
+
+
+def id_now(redis: SyncClient, queue: str, job: str) -> str:
+    """Return the id of a job that is given by its id, or as an inline job, which gets one when it is due."""
+    if not is_member(job) or redis.status(queue, job) is not None:
+        return job
+    own, *named = _ids_of_member(job)
+    for one in (own, *named):
+        found = redis.run(spread.original(redis.parts_of(queue, one), one))
+        # Another job may have the id that it names, but not the one that is made of it.
+        if found is not None and (one == own or found.fields.get("payload") == job.encode(errors="replace")):
+            output.note(f"the inline job was due: its id is {one}")
+            return one
+    return job
+
+
+def _ids_of_member(member: str) -> list[str]:
+    """Return the ids that an inline job may have once it was due: the SHA-1 of it, and the one that it names."""
+    from evsched.client.reshard import id_of  # slow to import
+
+    encoded = member.encode(errors="replace")
+    return [*dict.fromkeys((hashlib.sha1(encoded, usedforsecurity=False).hexdigest(), id_of(encoded)))]
 
 
 def _shard_with(redis: CommandClient, queue: str, job: str) -> str:

@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 import evsched
 from evsched.cli import ledger_rows, output
 from evsched.cli.bulk import Bulk, BulkFlags, Only, by_filter, change, read, search
-from evsched.cli.command_client import client_of, client_of_job, note_if_unknown
+from evsched.cli.command_client import client_of, client_of_job, id_now, note_if_unknown
 from evsched.cli.options import Ids, Json, Queue, QueueOfJob, Url, acting, check_limit, whole
 from evsched.cli.output import Column, Moment, listing
 from evsched.client.client import SyncClient
@@ -130,7 +130,8 @@ def _change(
     lost = set(_change_lost(url, queue, what, ids))
     left = [one for one in ids if one not in lost]
     if left:
-        with client_of_job(url, queue, left[0]) as (redis, queue):  # all are of the queue of the first
+        with client_of_job(url, queue, left[0]) as (redis, queue, first):  # all are of the queue of the first
+            left = [first, *(id_now(redis, queue, one) for one in left[1:])]
             count = (redis.revive if what == "revive" else redis.drop)(queue, left)
         print(f"{count} {_DONE[what]}")
     return 0

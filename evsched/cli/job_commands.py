@@ -183,7 +183,7 @@ def cancel(job: OneId = None, /, *, bulk: Bulk = None, queue: QueueOfJob = None,
     assert job is not None
     named = queue
     try:
-        with client_of_job(url, queue, job) as (redis, queue):
+        with client_of_job(url, queue, job) as (redis, queue, job):
             done = redis.run(spread.cancel(redis.parts_of(queue, job), job))
     except JobMissing:
         if ledger_rows.cancel(url, named, job):
@@ -219,7 +219,7 @@ def reschedule(
         plan = partial(rescheduling, matching=matching, due=due, delay=delay)
         return change(url, queue or DEFAULT_QUEUE, plan, "rescheduled", bulk)
     assert job is not None
-    with client_of_job(url, queue, job) as (redis, queue):
+    with client_of_job(url, queue, job) as (redis, queue, job):
         print(f"{job} is due {output.moment(redis.reschedule(queue, job, due, delay=delay))}")
     return 0
 
@@ -270,7 +270,7 @@ def edit(
     named = keyword_arguments(arg or ())
     if not named and group is None and all(value is None for value in changes.values()):
         raise UsageError("edit: say what to change: arguments, --arg, --priority, --group, --tag, --at or --in")
-    with client_of_job(url, queue, job) as (redis, queue):
+    with client_of_job(url, queue, job) as (redis, queue, job):
         if named:
             status = redis.status(queue, job)
             known = None if status is None else shown_arguments(status)
@@ -297,7 +297,7 @@ def signal(
     Example: evsched signal order-17 approved '{"by": "ann"}'
     """
     given = None if value is None else argument(value)
-    with client_of_job(url, queue, job) as (redis, queue):
+    with client_of_job(url, queue, job) as (redis, queue, job):
         done = redis.run(graph_nodes.signal(redis.parts_of(queue, job), job, name, given))
     print(_SIGNALED[done].format(job=job, name=name))
 
@@ -315,7 +315,7 @@ def run_now(job: Id, /, *, queue: QueueOfJob = None, url: Url = None) -> None:
 
     Example: evsched run-now report-17
     """
-    with client_of_job(url, queue, job) as (redis, queue):
+    with client_of_job(url, queue, job) as (redis, queue, job):
         print(f"{job} is due {output.moment(redis.reschedule(queue, job))}")
 
 
@@ -382,7 +382,7 @@ def show(
     Example: evsched show report-17 --follow
     """
     named = queue
-    with client_of_job(url, queue, job, reads=True) as (redis, queue):
+    with client_of_job(url, queue, job, reads=True) as (redis, queue, job):
         status, opens = redis.status(queue, job), None
         if status is not None and follow:
             asyncio.run(_follow(settings(url).url, status.queue, job))
@@ -474,7 +474,7 @@ def explain(job: Id, /, *, queue: QueueOfJob = None, json: Json = False, url: Ur
     Example: evsched explain report-17
     """
     named = queue
-    with client_of_job(url, queue, job, reads=True) as (redis, queue):
+    with client_of_job(url, queue, job, reads=True) as (redis, queue, job):
         found = redis.run(explain_any(redis.shards, redis.parts_of(queue, job), queue, job))
         if found is None and (row := ledger_rows.find(url, named, job)) is not None:
             found = ledger_rows.explain(row)

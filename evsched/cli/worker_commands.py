@@ -133,7 +133,7 @@ def stack(
 
     Example: evsched stack report-17
     """
-    with client_of_job(url, queue, job, reads=True) as (redis, queue):
+    with client_of_job(url, queue, job, reads=True) as (redis, queue, job):
         parts = [store.queue for store in redis.client.stores(redis.shards.whole(queue))]
     found = asyncio.run(ask_stack(settings(url).url, parts, job))
     if found is None:

@@ -141,9 +141,9 @@ class Client:
         if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
         if isinstance(step, AskWorkers):
-            from evsched.top.collector import fetch_pauses  # only `explain` needs it
+            from evsched.top.collector import ask_status  # only `explain` needs it
 
-            return await fetch_pauses(self._url, step.queue)
+            return await ask_status(self._url, step.queue)
         # A connection of its own: a blocking call would hold up all others.
         waiting = DirectSender(self._url, reply_timeout=REPLY_TIMEOUT, near=step.call.near)
         try:
@@ -598,10 +598,10 @@ class BlockingClient(Client):
         if isinstance(step, AskWorkers):
             from concurrent.futures import ThreadPoolExecutor  # only `explain` needs these
 
-            from evsched.top.collector import fetch_pauses
+            from evsched.top.collector import ask_status
 
             with ThreadPoolExecutor(1) as threads:  # the thread of the caller may have an event loop
-                return threads.submit(asyncio.run, fetch_pauses(self._url, step.queue)).result()
+                return threads.submit(asyncio.run, ask_status(self._url, step.queue)).result()
         return self.sync_sender.send(step.call, step.block)
 
 

@@ -129,6 +129,9 @@ PAUSES: Final[dict[FetchPause, tuple[str, str]]] = {
 """Why a worker fetches nothing, and when a job starts if it is the same for all workers."""
 
 
+_AT_ONCE: Final = 1.0
+"""A due time below this is no time, but means that the job is due when it is scheduled."""
+
 _GIVEN_UP: Final = "and is dead when no worker has had it for EVSCHED_UNKNOWN_TASK_GRACE (10 minutes by default)"
 
 
@@ -189,6 +192,7 @@ def explain(
     dispatchers: int | None = None,
     pauses: Sequence[FetchPause | None] = (),
     batch: BatchRecord | None = None,
+    free: int = 0,
 ) -> Explanation:
     """Explain why a job has not run yet. It exists: `facts` has its status.
 
@@ -196,7 +200,7 @@ def explain(
     that the job names. `types`: the types of the keys on which the whole queue depends, if they were read.
     `dispatchers`: how many are connected, for any queue; None = not known. `pauses`: for each worker that reports its
     status, why it fetches nothing from the queue; None = it fetches when it has a free slot. `batch`: that of the job,
-    if it is paused.
+    if it is paused. `free`: how many slots are free, of those workers that fetch.
     """
     status, held = facts.status, paused_batch(batch, facts.now)
     assert status is not None
@@ -210,7 +214,7 @@ def explain(
     sentence = {
         "schedule": _in_schedule,
         "backlog": partial(in_backlog, gate, no_worker, held),
-        "ready": partial(_in_ready, no_worker, pauses),
+        "ready": partial(_in_ready, no_worker, pauses, free),
         "processing": partial(_in_processing, dispatchers),
         "finished": _finished,
         "dead": _dead,
@@ -249,6 +253,8 @@ def _next_run(status: JobStatus, facts: Facts) -> str:
     due = f"is due in {format_duration(wait)}" if wait > 0 else f"has been due for {format_duration(-wait)}"
     if status.again == math.inf:
         due = "is due at +inf"
+    elif status.again < _AT_ONCE:
+        due = "was due at once"
     return f"; it was scheduled again: the next run waits for the end of this one, and {due}"
 
 
@@ -317,7 +323,8 @@ def _in_schedule(status: JobStatus, facts: Facts) -> str:
     if status.waiting is not None and wait > 0:
         return _waiting(status.waiting, status.id, facts.now)
     if wait < -0.5:
-        return f"due {format_duration(-wait)} ago and still on the schedule: no dispatcher serves this queue"
+        due = "due at once" if (status.due or 0.0) < _AT_ONCE else f"due {format_duration(-wait)} ago"
+        return f"{due} and still on the schedule: no dispatcher serves this queue"
     if status.reason and status.reason.startswith("outside its window"):
         return f"{status.reason}: it opens in {format_duration(max(wait, 0.0))}"
     if status.reason and status.reason.startswith("its window"):  # "its window 'nights' cannot be read: ..."
@@ -369,7 +376,9 @@ def _outside_window(status: JobStatus, facts: Facts, window: str) -> str | None:
     return f"outside its window {window}: it opens in {format_duration(opens - facts.now)}"
 
 
-def _in_ready(no_worker: str | None, pauses: Sequence[FetchPause | None], status: JobStatus, facts: Facts) -> str:
+def _in_ready(
+    no_worker: str | None, pauses: Sequence[FetchPause | None], free: int, status: JobStatus, facts: Facts
+) -> str:
     if no_worker:
         return f"ready, but {no_worker}"
     ready = f"ready, behind {facts.counts.get('ahead', 0):g} more: it starts when"
@@ -383,6 +392,12 @@ def _in_ready(no_worker: str | None, pauses: Sequence[FetchPause | None], status
     sentence = f"{ready} a worker has a free slot"
     if status.reason == Requeued().reason:
         sentence += " and a free process in its pool"
+    elif free and not facts.counts.get("idle"):
+        slots = "1 slot is" if free == 1 else f"{free} slots are"
+        sentence = (
+            f"{ready} a worker asks for jobs: {slots} free, but no worker waits for a message of this queue. If this "
+            "lasts, `evsched doctor --role worker` says whether workers may receive messages"
+        )
     for pause, count in paused.items():
         fetch = "fetches" if count == 1 else "fetch"
         sentence += f"; {count} of {workers} workers {fetch} none now, because {PAUSES[pause][0]}"
@@ -456,6 +471,8 @@ def _list_facts(
     for name, moment in (moments | {"can start": opens}).items():
         if moment == math.inf:
             found[name] = "never"
+        elif moment is not None and moment < _AT_ONCE and name in ("due", "again"):
+            found[name] = "at once"
         elif moment is not None:
             wait = moment - facts.now
             found[name] = f"in {format_duration(wait)}" if wait >= 0 else f"{format_duration(-wait)} ago"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -26,6 +27,9 @@ from evsched.store.client_calls import Facts
 from evsched.store.operator_calls import KEY_TYPES
 from evsched.store.store import Store
 from evsched.worker.slots import FetchPause
+
+if TYPE_CHECKING:
+    from evsched.worker.status_reporter import WorkerStatus  # slow to import
 
 _SHOWN = ("rule", "zone", "after", "skip", "window", "overlap", "misfire")
 """The fields of the declaration that are listed."""
@@ -146,9 +150,11 @@ def explain_any(shards: Shards, parts: Parts, queue: str, job: str) -> Operation
     window = yield from window_of(shards, status)
     dispatchers = None if facts.holder is None else (yield from _dispatchers(store))
     asks = status.place == "ready" and facts.counts.get("workers")
-    pauses: Sequence[FetchPause | None] = (yield AskWorkers(shard)) if asks else ()
+    workers: Sequence[WorkerStatus] = (yield AskWorkers(shard)) if asks else ()
+    pauses: list[FetchPause | None] = [worker.not_fetching for worker in workers]
+    free = sum(max(worker.slots - worker.busy, 0) for worker in workers if worker.not_fetching is None)
     batch = yield from _paused_batch(facts)
-    explained = explain(shards.whole(shard), facts, window, types, dispatchers, pauses, batch)
+    explained = explain(shards.whole(shard), facts, window, types, dispatchers, pauses, batch, free)
     if not shards.beyond(queue, [shard]):
         return explained
     count = shards.counts[queue]

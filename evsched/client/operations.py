@@ -93,7 +93,7 @@ class Wait(Struct, frozen=True):
 
 
 class AskWorkers(Struct, frozen=True):
-    """Ask the workers of a queue why they fetch nothing from it; returns their answers, as `fetch_pauses`."""
+    """Ask the workers of a queue for their status; returns their answers, as `ask_status`."""
 
     queue: str
 

@@ -33,7 +33,7 @@ from evsched.jobs.option_checks import invalid
 from evsched.jobs.record import JobStatus
 from evsched.shards import NONE, Shards
 from evsched.store import server
-from evsched.store.client_calls import Cancelled, New
+from evsched.store.client_calls import Cancelled, New, Original
 from evsched.store.operator_calls import Match, QueueStats, merged
 from evsched.store.server import clock
 from evsched.store.store import Store
@@ -242,6 +242,12 @@ def unknown_parts(parts: Parts) -> Operation[list[Store]]:
 def status(parts: Parts, job_id: str) -> Operation[JobStatus | None]:
     """Return where a job is and what its record says; None when there is no job of that id."""
     found = yield from search(parts, lambda store: send(store.look(job_id)))
+    return found and found[1]
+
+
+def original(parts: Parts, job_id: str) -> Operation[Original | None]:
+    """Read a job as Redis has it; None if there is no job of that id."""
+    found = yield from search(parts, lambda store: send(store.original(job_id)))
     return found and found[1]
 
 

@@ -25,6 +25,9 @@ Length = Annotated[float, Meta(ge=0, description="Seconds.")]
 Identifier = Annotated[str, Meta(pattern=f"^{NAME.pattern}$", max_length=200)]
 Priority = Annotated[int, Meta(ge=0, le=9, description="Higher runs first.")]
 Group = Annotated[str, Meta(min_length=1, max_length=200, pattern="^[^}]*$", description="At most 200 bytes in UTF-8.")]
+InlineGroup = Annotated[
+    str, Meta(max_length=200, pattern="^[^}]*$", description="At most 200 bytes in UTF-8; '' = none.")
+]
 Tag = Annotated[str, Meta(pattern=f"^{TAG.pattern}$", max_length=64)]
 Tags = Annotated[list[Tag], Meta(max_length=TAGS_MOST, description="Labels by which jobs are found.")]
 Redact = Annotated[
@@ -68,9 +71,9 @@ class JobPayload(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
 class InlineJob(JobPayload, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A job that is itself the member of the schedule. Without an `id`, its id is the SHA-1 of the member."""
 
-    id: Identifier | UnsetType = UNSET
-    priority: Priority | UnsetType = UNSET
-    group: Group | UnsetType = UNSET
+    id: Identifier | UnsetType | None = UNSET
+    priority: Priority | UnsetType | None = UNSET
+    group: InlineGroup | UnsetType | None = UNSET
 
 
 _NUMBER: Final = "(0|[1-9][0-9]*)([.][0-9]+)?([eE][+-]?[0-9]+)?$"

@@ -61,7 +61,7 @@ _RULES: Final[dict[str, _Rule]] = {
     ),
     "no-record": _Rule(
         "an id in {where} has no record, or one without a payload: it will go to the dead-letter set",
-        f"HSET {{record}} payload '{{{{...}}}}' before it is due; or {_REPAIR} puts it into the dead-letter set now",
+        f"HSET {{record}} payload '{{{{...}}}}', at once if it is due; or {_REPAIR} puts it into the dead-letter set",
     ),
     "record-type": _Rule(
         "the key of a record is not a hash", "DEL {record}; then schedule the job again if you still want it"
@@ -196,7 +196,7 @@ _MOVE: Final = 300.0
 _LEASE: Final = 14.0
 """Seconds of the lease that a worker without one is given. When it ends, a janitor puts the worker's jobs back."""
 
-_TYPES: Final = KEY_TYPES | {
+TYPES: Final = KEY_TYPES | {
     "apps": "set",
     "arrival": "string",
     "arrived": "hash",
@@ -218,6 +218,7 @@ _TYPES: Final = KEY_TYPES | {
     "pauses": "zset",
     "programs": "zset",
     "redactions": "hash",
+    "seats": "hash",
     "sought": "zset",
     "starting": "string",
     "tasks": "hash",
@@ -286,6 +287,8 @@ class _Queue:
         self.refused = ""
         self.mistyped = False
         """Whether it has a key of a wrong type."""
+        self.blocked = False
+        """Whether that is a key on which all of its jobs depend."""
 
     def places(self) -> list[bytes]:
         lists = [f"processing:{worker}".encode() for worker in sorted(self.lists)]
@@ -338,6 +341,11 @@ class Audit:
     @property
     def queues(self) -> list[str]:
         return sorted(self._queues)
+
+    @property
+    def unblocked(self) -> list[str]:
+        """The queues whose jobs can move: no key on which all of them depend has a wrong type."""
+        return [name for name, queue in sorted(self._queues.items()) if not queue.blocked]
 
     @property
     def empty(self) -> list[str]:
@@ -420,6 +428,7 @@ class Audit:
                 code = "place-type" if text(rest) in KEY_TYPES else "key-type"
                 self._about_keys[key] = describe(name, Violation(rest, code, mistyped[key]))
                 queue.mistyped = True
+                queue.blocked |= code == "place-type"
             elif rest.startswith(b"job:"):
                 ids[queue].append(rest[4:])
             elif rest.startswith(b"processing:") and keys.NAME.fullmatch(text(rest[11:])):
@@ -504,7 +513,7 @@ def _stuck_move(survey: Survey) -> list[Violation]:
 
 def _wanted(rest: str) -> str | None:
     """Return the type that a key must have, by its name without the root; None if it is not checked here."""
-    return _TYPES.get(rest) or _TYPES.get(rest[: rest.find(":") + 1])
+    return TYPES.get(rest) or TYPES.get(rest[: rest.find(":") + 1])
 
 
 def _parts(items: Iterable[Any]) -> Iterator[list[Any]]:

@@ -295,7 +295,7 @@ async def examine(
         if not any(finding.check == "cluster" for finding in found):
             with show() as report:
                 violations = await audit.run(repair=repair, on_progress=report)
-            found += await find_standstill(sender, audit.queues, shards)
+            found += await find_standstill(sender, audit.unblocked, shards)
             found += await stray_jobs(sender, queues, shards, audit.met)
             found += await incomplete_deploys(sender, audit.queues)
             found += await broken_recurrences(sender, audit.queues)

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from evsched.display import format_duration
 from evsched.errors import ConfigError
 from evsched.jobs import option_checks as check
 from evsched.jobs.current_job import CurrentJob, Progress
@@ -69,8 +70,7 @@ class Prepared(Struct, frozen=True):
 
     @property
     def _chosen_retention(self) -> float | None:
-        kept = self.task.retention if self.payload.retention is None else self.payload.retention
-        return None if kept is None else max(0.0, kept)
+        return self.task.retention if self.payload.retention is None else self.payload.retention
 
     @property
     def timeout(self) -> float | None:
@@ -114,6 +114,9 @@ def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prep
     if payload.timeout is not None and payload.timeout <= 0:
         wrong = f"the payload's timeout is {payload.timeout:g}, must be over 0 s: correct the payload"
         return Buried(wrong, payload.reply)
+    if payload.retention is not None and payload.retention < 0:
+        wrong = f"the payload's retention is {payload.retention:g}, must be 0 s or more: correct the payload"
+        return Buried(wrong, payload.reply)
     if payload.expires is not None and (expired := _expired(job, payload, now)):
         return expired
     if job.attempt > policy.attempts and (policy.attempts == 1 or not job.deaths):
@@ -124,9 +127,9 @@ def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prep
 def _expired(job: FetchedJob, payload: Payload, now: float) -> Buried | None:
     if payload.expires is None or now <= payload.expires:
         return None
-    late = now - payload.expires
     again = "" if job.attempt == 1 else f", while it waited for attempt {job.attempt}"
-    return Buried(f"expired {late:.3g} s before a worker could start it{again}", payload.reply, "expired")
+    why = f"expired {format_duration(now - payload.expires)} before a worker could start it{again}"
+    return Buried(why, payload.reply, "expired")
 
 
 def _why_spent(job: FetchedJob, attempts: int) -> str:

@@ -29,7 +29,6 @@ from evsched.transport.call import Call, T
 from evsched.transport.senders import BatchingSender
 from evsched.transport.servers import nodes_down, reason
 from evsched.transport.subscription import Subscription
-from evsched.worker.slots import FetchPause
 from evsched.worker.status_reporter import WorkerStatus
 
 _EVERY: Final = 1.0
@@ -266,11 +265,11 @@ def read_status(message: bytes) -> WorkerStatus | None:
     return status if keys.NAME.fullmatch(status.worker) else None
 
 
-async def fetch_pauses(url: str, queue: str) -> list[FetchPause | None]:
-    """Ask the workers of a queue why they fetch nothing from it; nothing if this user may not ask."""
+async def ask_status(url: str, queue: str) -> list[WorkerStatus]:
+    """Ask the workers of a queue for their status; nothing if this user may not ask."""
     top = Top(url, [queue])
     try:
-        return [status.not_fetching for status in (await top.look()).statuses]
+        return (await top.look()).statuses
     except StoreRefused:
         return []
     finally:

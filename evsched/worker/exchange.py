@@ -366,12 +366,12 @@ def _end_of(queue: str, run: Run) -> Event:
                 seconds=took,
                 traceback=trace,
             )
-        case Buried(reason=reason, outcome=kind, traceback=trace):
+        case Buried(reason=reason, outcome=kind, traceback=trace, began=began):
             return events.JobBuried(
                 queue=queue,
                 id=job_id,
                 task=task,
-                attempt=attempt,
+                attempt=attempt if began else attempt - 1,  # as in the record
                 reason=reason,
                 outcome=kind,
                 seconds=took,

@@ -129,7 +129,8 @@ async def test_a_job_is_not_started_after_it_expires(config: Config, app: App, q
         await whole.sender.send(Store(queue).resume())
         with pytest.raises(JobDead, match="is expired: expired"):
             await job.result(PATIENCE)
-        assert (await whole.recorder.wait(events.JobBuried)).outcome == "expired"
+        buried = await whole.recorder.wait(events.JobBuried)
+        assert (buried.outcome, buried.attempt) == ("expired", 0)
         status = await job.status()
         assert (status.place, status.outcome) == ("dead", "expired")
 

@@ -218,6 +218,17 @@ def replaced_and_due(scene: Scene) -> None:
     scene.dispatch()
 
 
+def scheduled_again_at_once(scene: Scene) -> None:
+    scene.run()
+    scene.raw.zadd(f"evsched:{{{scene.store.queue}}}:schedule", {"a": 0})
+    scene.dispatch()
+
+
+def due_at_once(scene: Scene) -> None:
+    scene.raw.hset(f"evsched:{{{scene.store.queue}}}:job:a", "payload", "{}")
+    scene.raw.zadd(f"evsched:{{{scene.store.queue}}}:schedule", {"a": 0})
+
+
 def replaced_and_retried(scene: Scene) -> None:
     run = scene.run()
     scene.send(scene.store.replace([New("a", b'{"task":"t"}', due=NOW + 60)]))
@@ -261,6 +272,7 @@ TABLE = [
             "its window 03:00-04:00 UTC is closed now, so it can start in 9h 13m"
         ),
     ),
+    (due_at_once, "due at once and still on the schedule: no dispatcher serves this queue"),
     (overdue, "due 60.0 s ago and still on the schedule: no dispatcher serves this queue"),
     (awaited, "its record is missing: HSET its payload within 2 s of the ZADD"),
     (snoozed, "snoozed for at least 30.0 s: no file; due again in 30.0 s, and snoozed once so far"),
@@ -292,6 +304,13 @@ TABLE = [
         (
             "attempt 1 has run for 0 ms on worker w, whose lease ends in 15.0 s; "
             "it was scheduled again: the next run waits for the end of this one, and has been due for 9.0 s"
+        ),
+    ),
+    (
+        scheduled_again_at_once,
+        (
+            "attempt 1 has run for 0 ms on worker w, whose lease ends in 15.0 s; "
+            "it was scheduled again: the next run waits for the end of this one, and was due at once"
         ),
     ),
     (
@@ -364,9 +383,25 @@ def test_each_state_is_explained(
     assert explanation.sentence == sentence.replace("{q}", store.queue)
     assert facts.status is not None
     assert explanation.facts["place"] == facts.status.place
+    assert not [fact for fact in explanation.facts.values() if fact.startswith("2199")], "days since 1970"
 
 
 SLOT = "ready, behind 1 more: it starts when a worker has a free slot"
+
+
+@pytest.mark.parametrize(("free", "waits"), [(256, False), (1, False), (0, False), (256, True)])
+def test_explain_names_free_slots_if_no_worker_waits_for_messages(
+    send: Send, store: Store, raw: Any, free: int, waits: bool
+) -> None:
+    in_ready(Scene(send, store, raw))
+    if waits:
+        raw.zadd(f"evsched:{{{store.queue}}}:idle", {"w": 1})
+    sentence = explain(store.queue, send(store.at(NOW).explain("a")), pauses=[None], free=free).sentence
+    slots = {256: "256 slots are free", 1: "1 slot is free"}.get(free, "")
+    if waits or not free:
+        assert sentence == SLOT
+    else:
+        assert f"it starts when a worker asks for jobs: {slots}, but no worker waits for a message" in sentence
 
 
 @pytest.mark.parametrize(

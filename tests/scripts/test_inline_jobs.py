@@ -315,15 +315,9 @@ def play(twin: Twin, stage: str, verb: str) -> list[str]:
     return twin.seen
 
 
-TWO_MEMBERS: Final = [("retried", "again"), ("retried", "again, and a start")]
-"""Cases in which the id is on the schedule: an inline job comes besides it, and a job with a record takes its place."""
-
-
 @pytest.mark.parametrize("stage", ["running", *(pytest.param(one, marks=pytest.mark.extra) for one in [*STAGES][1:])])
 def test_inline_job_is_as_a_job_with_a_record(raw: Any, send: Send, queue: str, stage: str) -> None:
     for n, verb in enumerate(VERBS):
-        if (stage, verb) in TWO_MEMBERS:
-            continue
         record, inline = (play(Twin(raw, send, f"{queue}-{n}-{how[:1]}", how), stage, verb) for how in HOWS)
         different = [pair for pair in zip(record, inline, strict=False) if pair[0] != pair[1]]
         assert not different, f"{stage}, {verb}: a record, and inline:\n" + "\n".join(different[0])

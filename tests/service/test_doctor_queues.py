@@ -2,53 +2,60 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from evsched import keys
-from evsched.diagnostics.audit import Audit
+from evsched.diagnostics.audit import TYPES, Audit
 from evsched.diagnostics.batch_checks import stuck_batches
+from evsched.diagnostics.doctor import examine
 from evsched.diagnostics.queue_checks import broken_recurrences
 from evsched.shards import NONE
 from evsched.store.client_calls import New
 from evsched.store.store import Store
+from evsched.transport.call import folder
+from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 
 JOB = '{"task":"t"}'
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        *("schedule", "backlog", "ready", "dead", "leases", "limits", "in_flight", "throttled", "fair", "recurrences"),
-        *("arrival", "canary", "windows", "recurrence:x", "arrival:alice", "backlog:alice", "processing:w"),
-        *(
-            "declared:app",
-            "deferred:night",
-            "reply:42",
-            "parents",
-            "programs",
-            "program:x",
-            "workers:x",
-            "sought",
-            "busy_leases",
-            "dead_workers",
-        ),
-        *("unique:42", "unique:/x", "busy_leases", "dead_workers"),
-    ],
-)
+KEYS = [f"{name}x" if name.endswith(":") else name for name in sorted(TYPES)]
+
+
+@pytest.mark.parametrize("place", [*KEYS, "unique:/x"])
 async def test_each_key_of_a_wrong_type_is_named(sender: BatchingSender, queue: str, raw: Any, place: str) -> None:
-    raw.pfadd(f"evsched:{{{queue}}}:{place}", "x")  # a string
-    if place.startswith(("arrival", "unique")):
-        raw.delete(f"evsched:{{{queue}}}:{place}")
+    if (TYPES.get(place) or TYPES[place[: place.index(":") + 1]]) == "string":
         raw.rpush(f"evsched:{{{queue}}}:{place}", "x")
+    else:
+        raw.pfadd(f"evsched:{{{queue}}}:{place}", "x")  # a string
     found = await Audit(sender, [queue], pause=0).run()
     (finding,) = [finding for finding in found if finding.check in ("place-type", "key-type")]
     assert (finding.level, place in finding.where) == ("fault", True)
     assert finding.mend == f"RENAME or DEL evsched:{{{queue}}}:{place}"
     raw.delete(f"evsched:{{{queue}}}:{place}")
     assert not [one for one in await Audit(sender, [queue], pause=0).run() if one.check.endswith("-type")]
+
+
+def test_types_are_known_of_all_keys_that_scripts_name() -> None:
+    named = {key for path in folder().glob("*.lua") for key in re.findall(r"root \.\. '(\w+:?)'", path.read_text())}
+    channels = {"gate", "control:", "idle:", "progress:"}
+    assert named - channels - {"job:", "batch_"} <= TYPES.keys()
+
+
+@pytest.mark.parametrize("key", ["light", "seats"])
+async def test_nothing_else_is_said_of_a_queue_whose_jobs_a_key_holds_up(
+    server: EmbeddedRedis, sender: BatchingSender, store: Store, raw: Any, key: str
+) -> None:
+    raw.set(f"evsched:{{{store.queue}}}:{key}", "x")
+    found = [one.check for one in (await examine(server.url, sender, [store.queue])).found if store.queue in one.where]
+    raw.zadd(f"evsched:{{{store.queue}}}:schedule", {JOB: 1})
+    with_a_job = (await examine(server.url, sender, [store.queue])).found
+    assert found == ["place-type" if key == "light" else "key-type"]
+    expected = found if key == "light" else ["not-dispatched", *found]
+    assert [one.check for one in with_a_job if store.queue in one.where] == expected
 
 
 @pytest.mark.parametrize(

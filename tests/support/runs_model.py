@@ -114,10 +114,11 @@ class Runs(Gate):
         places: dict[str, float] = {}
         is_ready = set(self.ready)
         for at, member in self._due(now, limit):
-            del self.schedule[member]
+            self.schedule.pop(member, None)
+            job = id_of(member)
             if is_inline(member):
                 self.adopt(member)
-            job = id_of(member)
+                self.schedule.pop(job, None)  # one job, as if its id had been scheduled again
             record = self.jobs[job]
             if record.finished:
                 self.jobs[job] = record = Record(record.priority, record.group, record.due, payload=record.payload)

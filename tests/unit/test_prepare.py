@@ -44,6 +44,7 @@ def test_the_payload_overrides_the_task() -> None:
         (b'{"task":"pay","args":["\\\\ud800 \\ud83d\\ude00', 1, 0, "invalid payload: Input data was truncated"),
         (b'{"task":"pay","args":["x"]}', 1, 0, "the arguments do not fit: "),
         (b'{"task":"pay","args":[5],"timeout":0}', 1, 0, "the payload's timeout is 0, must be over 0 s"),
+        (b'{"task":"pay","args":[5],"retention":-1}', 1, 0, "the payload's retention is -1, must be 0 s or more"),
         (
             b'{"task":"pay","args":[5],"tags":["a b"]}',
             1,
@@ -73,13 +74,19 @@ def test_a_job_expires_by_the_clock_that_is_given(now: float, expired: bool) -> 
     outcome = prepared(b'{"task":"pay","args":[5],"expires":100,"reply":true}', now=now)
     assert isinstance(outcome, Buried) is expired
     if isinstance(outcome, Buried):
-        assert outcome == Buried("expired 0.5 s before a worker could start it", True, "expired")
+        assert outcome == Buried("expired 500 ms before a worker could start it", True, "expired")
+
+
+def test_job_that_expired_long_ago_says_when_in_days() -> None:
+    outcome = prepared(b'{"task":"pay","args":[5],"expires":1}', now=1e6)
+    assert isinstance(outcome, Buried)
+    assert outcome.reason == "expired 11d 13h before a worker could start it"
 
 
 def test_a_retry_that_expires_says_for_which_attempt_it_waited() -> None:
     outcome = prepared(b'{"task":"pay","args":[5],"expires":100}', attempt=2, now=103.0)
     assert isinstance(outcome, Buried)
-    assert outcome.reason == "expired 3 s before a worker could start it, while it waited for attempt 2"
+    assert outcome.reason == "expired 3.0 s before a worker could start it, while it waited for attempt 2"
 
 
 def test_unknown_task_does_not_fail_the_job() -> None:
@@ -90,7 +97,7 @@ def test_unknown_task_does_not_fail_the_job() -> None:
 
 def test_a_job_whose_task_is_unknown_expires() -> None:
     assert prepared(b'{"task":"pya","expires":99.5}') == Buried(
-        "expired 0.5 s before a worker could start it", False, "expired"
+        "expired 500 ms before a worker could start it", False, "expired"
     )
 
 
