@@ -58,7 +58,7 @@ local since = redis.pcall('ZSCORE', idle, worker)
 if type(since) == 'string' then
   redis.call('ZREM', idle, worker)
 end
-if type(since) == 'string' or ARGV[7] then
+if type(since) == 'string' or rows(7, 1)() then
   redis.pcall('HDEL', seats, worker)
 end
 

@@ -10,7 +10,7 @@ from evsched.store.client_calls import New
 from tests.support.gate import STRIDE, Gate, Record, id_of, is_inline
 
 NEWEST = 16
-SHARE_LEAST, BEYOND = 4, 0.25
+SHARE_LEAST, BEYOND, LATER = 4, 0.25, 1e9
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -205,7 +205,7 @@ class Runs(Gate):
     def start(
         self, worker: str, fetched: list[str], hold: int, now: float, *, ticket: int | None = None
     ) -> list[tuple[str, str]]:
-        since = self.idle.pop(worker, now)
+        since = self.idle.pop(worker, None)
         self.seats.pop(worker, None)
         self.told.discard(worker)
         held = self.processing.setdefault(worker, [])
@@ -218,6 +218,7 @@ class Runs(Gate):
             ids += moved
         self.admit(0, now)
         started: list[tuple[str, str]] = []
+        before = len(held)
         for job in ids:
             record = self.jobs.get(job)
             if record is None:
@@ -247,10 +248,13 @@ class Runs(Gate):
             if record.worker != worker:
                 record.attempt, record.worker, record.started = record.attempt + 1, worker, now
             started.append((job, record.run))
+        if len(held) < before:
+            self.admit(0, now)
         if held:
             self.leases.add(worker)
         if ticket is not None and not self.ready and len(held) < hold:
-            self.idle[worker] = now if started else since
+            place = now + LATER if held else now
+            self.idle[worker] = place if started or since is None else since
             if ticket:
                 self.seats[worker] = ticket
         return started
