@@ -84,8 +84,9 @@ async def test_no_job_starts_while_its_batch_is_paused_and_all_run_afterwards(
         batch = await tasks.app.batch().open()
         await batch.add(tasks.wait, "failing", failures=1)
         await tasks.started.wait()
-        await batch.add(tasks.work.using(delay=0.05), "delayed")
+        delayed = await batch.add(tasks.work.using(delay=3600), "delayed")
         since = await batch.pause(why="the disk is full")
+        await delayed.reschedule(delay=0)
         await batch.add(tasks.work.using(queue=other), "added")  # in a queue that nobody knew of
         tasks.hold.set()
         await running.recorder.until(lambda: dispatched(running) == 4)  # one of them twice

@@ -72,7 +72,10 @@ class Scene:
         return works
 
 
-async def test_runs_that_wait_together_are_marked_by_one_call_before_they_begin() -> None:
+async def test_runs_that_wait_together_are_marked_by_one_call_before_they_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(beginning, "time", SimpleNamespace(monotonic=lambda: 0.0))
     scene = Scene(40, store := Marking())
     await asyncio.wait(scene.begin())
     assert [len(ids) for ids in store.calls] == [1, 4, 16, 19]
