@@ -9,6 +9,7 @@ sleeps. Without a sign, it ends the wait, and returns a job that came meanwhile 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Mapping
 from typing import Final
@@ -29,7 +30,6 @@ class LoopWatch(threading.Thread):
 
     def __init__(self, runtime: Runtime, worker: str, consumers: Mapping[str, QueueConsumer]) -> None:
         super().__init__(name="evsched-loop-watch", daemon=True)
-        self._runtime = runtime
         self._worker = worker
         self._consumers = consumers
         self._call_in_loop = asyncio.get_running_loop().call_soon_threadsafe
@@ -48,17 +48,21 @@ class LoopWatch(threading.Thread):
 
     def run(self) -> None:
         """Watch until stopped."""
-        while not self._stopping.is_set():
-            self._wake.wait()
-            self._wake.clear()
-            while not self._stopping.wait(_PATIENCE) and self._needed():
-                alive = threading.Event()
-                self._call_in_loop(alive.set)
-                if not alive.wait(_PATIENCE):
-                    self._end_waits()
-                    while not (alive.wait(_PATIENCE) or self._stopping.is_set()):
-                        pass
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            while not self._stopping.is_set():
+                self._wake.wait()
+                self._wake.clear()
+                while not self._stopping.wait(_PATIENCE) and self._needed():
+                    self._watch()
         self._sender.close()
+
+    def _watch(self) -> None:
+        alive = threading.Event()
+        self._call_in_loop(alive.set)
+        if not alive.wait(_PATIENCE):
+            self._end_waits()
+            while not (alive.wait(_PATIENCE) or self._stopping.is_set()):
+                pass
 
     def _needed(self) -> bool:
         consumers = list(self._consumers.values())
