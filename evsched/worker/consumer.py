@@ -176,7 +176,10 @@ class QueueConsumer:
         hold = min(self.held.running + len(fetched) + room, WIDEST) if fetched or room else 0
         if hold:
             self.held.ask()
-        return Exchange(ended, fetched, hold, room + len(fetched), self.fetcher.asks(room, starts=hold > 0))
+        ticket = self.fetcher.asks(room, starts=hold > 0)
+        if ticket is not None and (self.held.busy or demand.share.slots.shared):
+            self._watch()  # from now on: a handler may block the event loop before the reply is read
+        return Exchange(ended, fetched, hold, room + len(fetched), ticket)
 
     def _lend(self, exchange: Exchange) -> None:
         """Leave the slots of an exchange, and the queue's turns, to the other queues: the reply is late."""
@@ -215,8 +218,6 @@ class QueueConsumer:
         self.demand.more = reply.more
         runs = self._make_runs(reply.jobs, reply.now, exchange.sent)
         self.fetcher.answered(reply, len(self.held.runs) + len(self.held.fetched))
-        if self.fetcher.waiting and (self.held.busy or self.demand.share.slots.shared):
-            self._watch()
         self._lost.look_for(exchange.fetched, reply)
         exchange.reserved -= len(runs)
         return runs

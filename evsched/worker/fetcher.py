@@ -170,6 +170,11 @@ class Fetcher:
         self._slots.seats -= 1
         return True
 
+    @property
+    def expects(self) -> bool:
+        """Whether Redis may send a message, perhaps before the reply to the question has come. For any thread."""
+        return self.waiting or bool(self._seats)
+
     def end_seat(self) -> int | None:
         """Let no message begin a job any more; return the ticket, None = no message could. For any thread."""
         try:

@@ -66,7 +66,7 @@ class LoopWatch(threading.Thread):
 
     def _needed(self) -> bool:
         consumers = list(self._consumers.values())
-        return any(one.fetcher.waiting for one in consumers) and any(one.held.busy for one in consumers)
+        return any(one.fetcher.expects for one in consumers) and any(one.held.busy for one in consumers)
 
     def _end_waits(self) -> None:
         for consumer in list(self._consumers.values()):
