@@ -20,7 +20,10 @@ _SCOPES = {
 }
 """Faults, turns of time, the processes that are left out, and the kinds of faults."""
 
-_BIG = ("hand-over, a cut connection", "hand-over, a half-open connection", "hand-over, shared slots")
+_BIG = (
+    *("hand-over, a cut connection", "hand-over, a half-open connection"),
+    *("hand-over, shared slots", "hand-over, a blocked event loop"),
+)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +36,7 @@ _BIG = ("hand-over, a cut connection", "hand-over, a half-open connection", "han
 )
 def test_no_interleaving_breaks_a_hand_over(name: str, scope: str) -> None:
     faults, epochs, without, kinds = _SCOPES[scope]
-    most = 25_000
+    most = 15_000 if scope == "two workers" else 25_000
     with SavedRedis() as redis:
         found = run(name, redis, faults=faults, epochs=epochs, without=without, kinds=kinds, most=most)
     assert not found.failures, found
