@@ -199,8 +199,8 @@ class Worker:
         await self.consumers[queue].run()
 
     async def _end_threads(self) -> None:
-        # They call into this loop, and the heartbeat would renew the lease that hand_back ends. Each of their calls has a
-        # timeout, so they do end.
+        # They call into this loop, and the heartbeat would renew the lease that hand_back ends. Each of their calls has
+        # a timeout, so they do end.
         for thread in (self._heartbeat, self._watch):
             thread.stop()
             if thread.is_alive():
