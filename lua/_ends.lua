@@ -9,15 +9,14 @@ local function whole_seconds(now)
   return string.format('%d', now)
 end
 
--- Write the fields that describe a new job; '' = not given. `created`: see `whole_seconds`. `more`: the other fields
--- by their names; nil = none. `prefix`: stands before all names; may be left out.
--- USES record
-local function write_record(id, payload, priority, group, created, more, prefix)
+-- Write the fields that describe a new job to the record `key`; '' = not given. `created`: see `whole_seconds`. `more`:
+-- the other fields by their names; nil = none. `prefix`: stands before all names; may be left out.
+local function write_record(key, payload, priority, group, created, more, prefix)
   if priority == '' and group == '' and not more and not prefix then
-    redis.call('HSET', record(id), 'payload', payload, 'created', created)
+    redis.call('HSET', key, 'payload', payload, 'created', created)
     return
   elseif priority == '' and group == '' and not prefix and next(more) == 'batch' and not next(more, 'batch') then
-    redis.call('HSET', record(id), 'payload', payload, 'created', created, 'batch', more.batch)
+    redis.call('HSET', key, 'payload', payload, 'created', created, 'batch', more.batch)
     return
   end
   prefix = prefix or ''
@@ -33,7 +32,7 @@ local function write_record(id, payload, priority, group, created, more, prefix)
   for name, value in pairs(more or {}) do
     add(name, value)
   end
-  redis.call('HSET', record(id), unpack(fields))
+  redis.call('HSET', key, unpack(fields))
 end
 
 -- Whether a call that was sent first at `since`, and is sent again, has already written the job: its record is not
@@ -250,7 +249,7 @@ local function supplant(id, payload, priority, group, now, more, next_row)
     redis.call('HDEL', key, 'again')
     drop_next(id)
     more.ledger, more.batch, more.life = next_row, nil, nil
-    write_record(id, payload, priority, group, created, more, 'next_')
+    write_record(key, payload, priority, group, created, more, 'next_')
     return
   end
   local fetched = run[4] and not run[2] and not waited and holder_of(id, nil)
@@ -266,7 +265,7 @@ local function supplant(id, payload, priority, group, now, more, next_row)
   elseif run[3] then
     redis.call('HSET', key, 'reply', run[3])
   end
-  write_record(id, payload, priority, group, created, more)
+  write_record(key, payload, priority, group, created, more)
 end
 
 -- Reset the record of a job that has ended, because its id is used again. The data that its runs have kept stays, for a
@@ -412,8 +411,9 @@ local function call_hook(hook, task, id, outcome, result, reason, now)
   if reason then
     ended = ended .. ',"reason":' .. cjson.encode(reason)
   end
-  redis.call('DEL', record(name))
-  write_record(name, '{"task":' .. cjson.encode(hook) .. ',"args":[' .. ended .. '}]}', '', '', whole_seconds(now))
+  local key = record(name)
+  redis.call('DEL', key)
+  write_record(key, '{"task":' .. cjson.encode(hook) .. ',"args":[' .. ended .. '}]}', '', '', whole_seconds(now))
   redis.call('ZADD', schedule, moment, name)
 end
 
@@ -565,11 +565,12 @@ local function begin_requests(name, most, now)
     end
     redis.call('ZREM', requests, planned)
     local id = name .. '@' .. planned
-    if moment_of(planned) and redis.call('EXISTS', record(id)) == 0 then
+    local new = record(id)
+    if moment_of(planned) and redis.call('EXISTS', new) == 0 then
       redis.call('ZADD', schedule, seconds(now), id)
       -- A group of their own, so that other occurrences do not wait behind a long backfill.
-      write_record(id, found[1] or '', found[2] or '', found[3] or '@requested', whole_seconds(now))
-      redis.call('HSET', record(id), 'recurrence', name, 'planned', planned)
+      write_record(new, found[1] or '', found[2] or '', found[3] or '@requested', whole_seconds(now))
+      redis.call('HSET', new, 'recurrence', name, 'planned', planned)
       redis.call('HSET', key, 'requested', id)
       most = most - 1
     end

@@ -35,6 +35,20 @@ local function still_taken(id, now)
   return left > 0 and ('%s was enqueued before, and is free again in %.0f s'):format(id, math.ceil(left)) or nil
 end
 
+-- Why a job of this id cannot be enqueued; nil or false when it can. `within`: of a unique job; '' = it is not unique.
+-- USES still_taken, light_of, record_key, place_of, field_of
+local function refusal_of(id, within, now)
+  local taken = within ~= '' and still_taken(id, now)
+  local is_there = light_of(id) or redis.call('EXISTS', record_key(id)) == 1
+  local place = is_there and place_of(id, field_of(id, 'worker'), field_of(id, 'finished'))
+  if place == 'dead' then
+    return (within == '' or taken) and id .. ' is dead: revive or drop it'
+  elseif place and place ~= 'finished' then
+    return id .. ' has not ended yet'
+  end
+  return taken
+end
+
 -- Take a name that is free, for `within` seconds from now; 0 = only while its job waits or runs. `more`: text stored
 -- after the time.
 -- USES unique, seconds, milliseconds

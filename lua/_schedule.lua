@@ -130,7 +130,8 @@ local function light_text(member, due, started, worker)
   return '- ' .. (missing > 1 and ('-'):rep(missing) or '-') .. ' ' .. due .. ' ' .. member
 end
 
--- Read the light jobs among some ids, by one command for all. pcall: a key of another type has none.
+-- Read the light jobs among some ids, by one command for all, and return whether there are any. pcall: a key of another
+-- type has none.
 -- USES first_sizes, light, more_light, light_jobs
 local function find_light(ids)
   if first_sizes[light] then
@@ -138,12 +139,15 @@ local function find_light(ids)
   elseif #ids > 4 then
     more_light = redis.call('EXISTS', light) == 1
   end
+  local found = false
   if more_light ~= false and ids[1] then
     local texts = redis.pcall('HMGET', light, unpack(ids))
     for i = 1, #ids do
       light_jobs[ids[i]] = texts[i] or false
+      found = found or light_jobs[ids[i]]
     end
   end
+  return found ~= false
 end
 
 -- The fields of a light job by their names, false when it is not one.

@@ -30,9 +30,10 @@
 -- TWICE  with `since`, the second call leaves the jobs that the first has written. It writes a job again whose record
 --        is gone (its retention is over, or it was cancelled or dropped) or is a later job's. Without `since`, it fails
 --        with EXISTS, or keeps the jobs of the first. With a `key` it writes nothing and returns the reply of the first
--- USES   clock, rows, fail, record, acquit, seconds, write_record, field_of, place_of, known_due, expect, unique,
---        still_taken, take, whole_seconds, first_reply, keep_dues, is_written, refuse, member_reports, find_light,
---        record_key, light_of
+-- RARE   fail, first_reply, unique, refusal_of, is_written, known_due, field_of, record, acquit, take, keep_dues,
+--        member_reports
+-- USES   clock, rows, fail, record, acquit, seconds, write_record, field_of, known_due, expect, unique, take,
+--        whole_seconds, first_reply, keep_dues, is_written, refuse, member_reports, find_light, record_key, refusal_of
 --
 -- All rows are checked before the first is written. Redis refuses this script when its memory is full. One command for
 -- all rows where there can be: one ZADD, so one keyspace event, and one EXISTS and one DEL, which take half of the time
@@ -46,7 +47,7 @@ local members, ordinal, till, life, turn = batch:match('^([%w._:@-]+/[%w._:@-]+/
 if batch ~= '' and not (tonumber(till) and #ordinal < 10 and #turn < 3) then
   refuse('batch', 'a valid batch')
 end
-local first = first_reply(key)
+local first = key ~= '' and first_reply(key)
 if first then
   return first
 end
@@ -64,30 +65,13 @@ for id in rows(9, 6) do
   new[id] = false
   ids[#ids + 1] = id
 end
-find_light(ids)
 for _, id in ipairs(ids) do
   records[#records + 1] = record_key(id)
   if within ~= '' then
     records[#records + 1] = unique(id)
   end
 end
-local known = #records > 0 and redis.call('EXISTS', unpack(records)) > 0
-for _, id in ipairs(ids) do
-  known = known or light_of(id)
-end
-
--- Why the id is taken; nil or false when it is not.
-local function refusal_of(id)
-  local taken = within ~= '' and still_taken(id, now)
-  local is_there = light_of(id) or redis.call('EXISTS', record_key(id)) == 1
-  local place = is_there and place_of(id, field_of(id, 'worker'), field_of(id, 'finished'))
-  if place == 'dead' then
-    return (within == '' or taken) and id .. ' is dead: revive or drop it'
-  elseif place and place ~= 'finished' then
-    return id .. ' has not ended yet'
-  end
-  return taken
-end
+local known = find_light(ids) or (#records > 0 and redis.call('EXISTS', unpack(records)) > 0)
 
 -- The field `batch` of the job of a row.
 local function member(at)
@@ -115,7 +99,7 @@ for id, payload, _, _, due, delay in rows(9, 6) do
   if since and known and written[id] == nil then -- the first of several rows of an id is the one that is written
     written[id] = is_written(id, payload, since) and (not members or field_of(id, 'batch') == member(row))
   end
-  local refusal = known and not written[id] and (refusal_of(id) or (keeps and is_there(id, row)))
+  local refusal = known and not written[id] and (refusal_of(id, within, now) or (keeps and is_there(id, row)))
   if refusal and conflict == '' then
     return fail('EXISTS', refusal)
   elseif refusal or new[id] or written[id] then
@@ -160,13 +144,17 @@ for id, payload, priority, group in rows(9, 6) do
     end
   elseif new[id] then
     new[id] = false
-    acquit(id)
-    write_record(id, payload, priority, group, created, more)
+    if known then
+      acquit(id)
+    end
+    write_record(known and record(id) or record_key(id), payload, priority, group, created, more)
     if within ~= '' then
       redis.call('ZREM', dead, id)
       take(id, tonumber(within), now)
     end
   end
 end
-member_reports.write(now)
+if members then
+  member_reports.write(now)
+end
 return key == '' and dues or keep_dues(key, asked, dues, 9, 6, now)

@@ -41,11 +41,12 @@ local under_way = job[6] == 'end' and (ahead[1] or (current and unended(current)
 for id, planned, due, misfire_grace in rows(7, 4) do
   if made < most and not under_way then
     made = made + 1
-    if redis.call('EXISTS', record(id)) == 0 then
+    local new = record(id)
+    if redis.call('EXISTS', new) == 0 then
       redis.call('ZADD', schedule, due, id)
       -- A group of their own, so that thousands in one minute do not go before all jobs without a group.
-      write_record(id, job[1] or '', job[2] or '', job[3] or RECURRING, whole_seconds(now))
-      redis.call('HSET', record(id), 'recurrence', name, 'planned', planned, 'misfire_grace', misfire_grace)
+      write_record(new, job[1] or '', job[2] or '', job[3] or RECURRING, whole_seconds(now))
+      redis.call('HSET', new, 'recurrence', name, 'planned', planned, 'misfire_grace', misfire_grace)
       put[#put + 1] = id
       ahead[#ahead + 1] = id
     end

@@ -96,7 +96,7 @@ for id, payload, priority, group, _, row, revision in rows(2, 7) do
   at = at + 1
   if verdicts[at] == 'new' then
     acquit(id)
-    write_record(id, payload, priority, group, created, { ledger = row })
+    write_record(record(id), payload, priority, group, created, { ledger = row })
     if known then
       redis.call('ZREM', dead, id)
     end
