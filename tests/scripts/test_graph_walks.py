@@ -74,6 +74,8 @@ class Walk:
         self.started: list[int] = []
         self.jobless = set[int]()
         """The nodes that have failed without a job."""
+        self.with_job = set[int]()
+        """The nodes that have had a job. Only its own queue can start such a node again."""
         send(self.store.batch_open("g", "t", retention=9.0))
         rows = [PlanRow(b"{}", "", "q", before, at in despite) for at, before in enumerate(after)]
         cut = self.random.randint(0, size)
@@ -90,9 +92,11 @@ class Walk:
         code = self.lives[node] % 8
         if code == OPEN:
             self.lives[node] += self.random.choice(ENDS)
-            if self.lives[node] % 8 == DEAD and self.random.random() < 0.5:
+            if self.lives[node] % 8 == DEAD and node not in self.with_job and self.random.random() < 0.5:
                 self.send(self.store.fail_node("g", node, "no job"))
                 self.jobless.add(node)
+            else:
+                self.with_job.add(node)
         elif node in self.jobless:
             self.revive(node)
         elif code == DEAD:
