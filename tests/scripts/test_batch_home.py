@@ -388,6 +388,9 @@ def test_reports_of_one_batch_that_is_broken_do_not_stop_another(home: Home, raw
         ("batch_add", ("", "b", "t", "1", "q", "60", "x", "")),
         ("batch_add", ("", "b", "t", "1", "q", "60", "", "a b")),
         ("batch_close", ("", "b", "", "done", "")),
+        ("batch_pause", ("", "b", "x", "", "", "5", "", "", "")),
+        ("batch_pause", ("", "b", "1", "", "", "5", "", "q/o 8", "")),
+        ("batch_pause", ("", "b", "1", "", "", "5", "", f"q/o/3 {10**15}", "")),
     ],
 )
 def test_malformed_arguments_are_refused(home: Home, verb: str, words: tuple[str, ...]) -> None:
