@@ -31,7 +31,7 @@ for batch, stamp, held in rows(3, 3) do
     refuse('batch', 'the address of a batch')
   elseif held ~= '1' and held ~= '' and held ~= '-' then
     refuse('held', "'1', '' or '-'")
-  elseif #stamp > 15 or not stamp:find('^%d+$') then
+  elseif #stamp > 15 then
     refuse('stamp', 'a valid count')
   end
 end

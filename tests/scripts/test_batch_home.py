@@ -302,6 +302,20 @@ def test_parts_say_in_which_queues_the_jobs_are(home: Home) -> None:
     assert home.send(home.store.batch_ids("b", [3, 4, 5, 6])) == ["b.3", "x", "y", "b.6"]
 
 
+def test_ids_beyond_the_reserved_ordinals_are_ignored(home: Home) -> None:
+    home.open()
+    assert home.reserve(1, ids=["x", "y"]) == (0, "")
+    assert home.reserve(1, "s") == (1, "")
+    assert home.send(home.store.batch_ids("b", [0, 1])) == ["x", "b.1"]
+
+
+def test_as_many_ordinals_as_one_call_may_reserve_get_their_ids(home: Home) -> None:
+    home.open()
+    ids = [f"x{at}" for at in range(10_000)]
+    assert home.reserve(10_000, ids=ids) == (0, "")
+    assert home.send(home.store.batch_ids("b", range(10_000))) == ids
+
+
 def test_batch_in_a_batch_reports_its_ends(home: Home) -> None:
     home.fill(1, parent="up/a/7")
     home.count((0, DEAD), at=NOW + 1)
@@ -374,6 +388,9 @@ def test_reports_of_one_batch_that_is_broken_do_not_stop_another(home: Home, raw
         ("batch_add", ("", "b", "t", "1", "q", "60", "x", "")),
         ("batch_add", ("", "b", "t", "1", "q", "60", "", "a b")),
         ("batch_close", ("", "b", "", "done", "")),
+        ("batch_pause", ("", "b", "x", "", "", "5", "", "", "")),
+        ("batch_pause", ("", "b", "1", "", "", "5", "", "q/o 8", "")),
+        ("batch_pause", ("", "b", "1", "", "", "5", "", f"q/o/3 {10**15}", "")),
     ],
 )
 def test_malformed_arguments_are_refused(home: Home, verb: str, words: tuple[str, ...]) -> None:

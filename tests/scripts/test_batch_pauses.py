@@ -131,7 +131,15 @@ def test_batch_with_a_long_address_is_held_too(send: Send, store: Store, state: 
 
 
 @pytest.mark.extra
-@pytest.mark.parametrize("row", [Hold("b", 1, "1"), Hold("h/b", -1, "1"), Hold("h/b", 1, "x")])  # type: ignore[list-item]
+@pytest.mark.parametrize(
+    "row",
+    [
+        Hold("b", 1, "1"),
+        Hold("h/b", -1, "1"),
+        Hold("h/b", 10**15, "1"),
+        Hold("h/b", 1, "x"),  # type: ignore[list-item]
+    ],
+)
 def test_malformed_rows_are_refused(send: Send, store: Store, state: State, row: Hold) -> None:
     with pytest.raises(StoreRefused, match="nothing was written"):
         send(store.at(NOW).batch_hold(LATEST, [row]))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evsched import keys
-from evsched.errors import JobExists, JobLate
+from evsched.errors import JobExists, JobLate, StoreRefused
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Retried, Snoozed
 from evsched.store.client_calls import New
 from evsched.store.operator_calls import condition
@@ -274,7 +274,6 @@ def test_member_that_is_cancelled_before_it_comes_has_ended(
 ) -> None:
     for _ in range(2):
         members.send(members.store.at(NOW).cancel_member("a", "home/b/0"))
-    members.send(members.store.at(NOW).cancel_member("a", "no member"))
     assert 30 < raw.ttl(f"evsched:{{{queue}}}:job:a") <= 60
     members.add("a", keep=True)
     assert (reports(state), "schedule" in state()) == (["0c"], False)
@@ -302,6 +301,25 @@ def test_job_that_is_another_member_is_not_cancelled(members: Members, state: St
     assert (reports(state), "schedule" in state()) == ([], True)
     members.send(members.store.at(NOW).cancel_member("a", "home/b/0"))
     assert (reports(state), "schedule" in state()) == (["0c"], False)
+
+
+@pytest.mark.parametrize("member", ["home/b", "home/b/x", "a b/c/0", "home/b/0/life/x"])
+def test_malformed_member_cancels_no_job(members: Members, state: State, member: str) -> None:
+    members.send(members.store.at(NOW).enqueue([New("a", PAYLOAD)]))
+    before = state()
+    for job in ("a", "b"):
+        members.send(members.store.at(NOW).cancel_member(job, member))
+    assert state() == before
+
+
+@pytest.mark.parametrize(
+    "batch", ["home/b/0", "home/b/x/5", "home/b/0/1.2.3", f"home/b/1234567890/{NOW}", f"home/b/0/{NOW}/life/100"]
+)
+def test_member_of_a_malformed_batch_is_refused(members: Members, state: State, batch: str) -> None:
+    before = state()
+    with pytest.raises(StoreRefused, match="the argument batch is not a valid batch, so nothing was written"):
+        members.send(members.store.at(NOW).enqueue([New("a", PAYLOAD)], batch=batch))
+    assert state() == before
 
 
 def test_id_that_stands_twice_in_a_call_is_one_member(members: Members, state: State) -> None:

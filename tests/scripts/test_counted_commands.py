@@ -1,4 +1,5 @@
-"""The commands that Redis executes for jobs and for calls that find nothing, those inside scripts included.
+"""The commands that Redis executes for jobs, for calls that find nothing and for lists of names, those inside scripts
+included.
 
 The numbers are upper bounds: a change that needs fewer lowers them, and one that needs more has to give a reason.
 """
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from evsched.jobs.job import Done
+from evsched.recurrence.recurrence import Declared
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.call import Call
@@ -95,3 +97,12 @@ def test_job_in_a_crowd_costs_few_commands(raw: Any, send: Send, store: Store, c
     assert (len(first), len(lost), len(second.jobs)) == (SLOTS, 0, SLOTS)
     found = {"dispatch": dispatched, "start": started, "complete": completed}
     assert all(found[name] <= most for name, most in CROWD[how].items()), found
+
+
+def test_names_of_recurrences_are_read_without_their_records(send: Send, store: Store, count: Count) -> None:
+    for name in ("a", "b", "c"):
+        send(store.declare(Declared(name=name, payload=b'{"task":"t"}', rule="@daily")))
+    send(store.at(1.0).roster(0, 9, ["rule"]))
+    commands, listed = count(store.at(1.0).roster(0, 9, ()))
+    assert [(name, fields) for name, _, fields in listed.rows] == [("a", {}), ("b", {}), ("c", {})]
+    assert commands == 2

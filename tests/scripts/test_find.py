@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from evsched.client.sweep import Filter
-from evsched.jobs.job import Buried
+from evsched.errors import StoreRefused
+from evsched.jobs.job import Buried, Deferred
 from evsched.jobs.redaction import REDACTED, redacted
 from evsched.store.client_calls import New
 from evsched.store.operator_calls import condition
@@ -415,6 +416,16 @@ def test_lasting_ready_jobs_are_found_while_workers_fetch_and_return(
     assert ids >= {job.decode() for job in raw.lrange(f"{root}ready", 0, -1)} - {"late"}
 
 
+def test_first_jobs_of_a_place_are_read_in_one_slice(send: Send, store: Store, raw: Any, root: str) -> None:
+    for n in range(4):
+        raw.hset(f"{root}job:j{n}", "payload", PAYLOAD)
+        raw.zadd(f"{root}dead", {f"j{n}": NOW - n})
+    part = send(store.find("dead", PAY, "first 2"))
+    assert ([match.id for match in part.found], part.cursor, part.left) == (["j3", "j2"], "0", [])
+    with pytest.raises(StoreRefused, match="the argument cursor is not one of this place"):
+        send(store.find("ready", PAY, "first 2"))
+
+
 def test_a_call_reads_a_bounded_number_of_bytes(send: Send, store: Store) -> None:
     long = b'{"task":"pay","args":["%s"]}' % (b"x" * 100_000)
     send(store.enqueue([New(f"j{n}", long, due=NOW) for n in range(9)]))
@@ -562,3 +573,14 @@ def test_jobs_whose_last_run_raised_are_found_with_the_line(send: Send, store: S
     assert found(send, store, condition(failed=True), "dead") == {"raised"}
     lines = {job.id: job.location for job in send(store.find("dead", condition())).found}
     assert lines == {"raised": "/srv/pay.py:7 in pay", "expired": None}
+
+
+def test_jobs_of_an_unknown_task_are_found(send: Send, store: Store) -> None:
+    send(store.at(NOW).enqueue([New("unknown", PAYLOAD, due=NOW), New("closed", PAYLOAD, due=NOW)]))
+    send(store.at(NOW).dispatch(limit=9, cap=999))
+    runs = {run.id: run for run in send(store.at(NOW).start("w", (), hold=9, lease=15)).jobs}
+    unknown = Deferred(NOW + 5, "unknown task 'pay'", cause="task", unknown_since=NOW)
+    rows = [(runs["unknown"], unknown), (runs["closed"], Deferred(NOW + 5, "its window is closed"))]
+    assert send(store.at(NOW).defer("w", rows)) == []
+    assert found(send, store, condition()) == {"unknown", "closed"}
+    assert found(send, store, condition(unknown=True)) == {"unknown"}

@@ -333,6 +333,20 @@ def test_parts_and_ids_are_those_of_the_jobs(home: Home) -> None:
     assert home.send(home.store.batch_befores("g", [0, 1])) == [[], [0]]
 
 
+@pytest.mark.parametrize(("field", "value", "released"), [(">0", "2 x 3", [2]), ("-2", "x", []), ("-2", "", [])])
+def test_malformed_node_stops_no_other(
+    home: Home, raw: Any, queue: str, field: str, value: str, released: list[int]
+) -> None:
+    home.plan([], [], [0], [1])
+    home.close()
+    assert home.started() == [0, 1]
+    raw.hset(f"evsched:{{{queue}}}:batch_nodes:g", field, value)
+    home.count((0, DONE))
+    assert home.started() == released
+    home.count((1, DONE))
+    assert home.started() == [3]
+
+
 @pytest.mark.parametrize(
     ("first", "rows"),
     [

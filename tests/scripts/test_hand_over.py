@@ -221,7 +221,17 @@ def test_job_goes_to_the_next_worker_if_the_first_is_gone(seats: Seats, send: Se
     assert ("u" in found["leases"]) is (gone != "its lease")
 
 
-@pytest.mark.parametrize("job", ["too long for the worker", "a suspect", "without a due", "its batch is paused"])
+@pytest.mark.parametrize(
+    "job",
+    [
+        "too long for the worker",
+        "a suspect",
+        "without a due",
+        "its batch is paused",
+        "a task is sought",
+        "it did not pass the gate",
+    ],
+)
 def test_job_on_which_start_has_to_decide_stays_in_ready(
     seats: Seats, raw: Any, send: Send, state: State, job: str
 ) -> None:
@@ -235,9 +245,16 @@ def test_job_on_which_start_has_to_decide_stays_in_ready(
         raw.hset(f"{root}suspects", "a", "1 1")
     elif job == "its batch is paused":
         raw.hset(f"{root}limits", "batches", "1")
+    elif job == "a task is sought":
+        send(seats.store.at(NOW).seek("another"))
     if job == "without a due":
         raw.rpush(f"{root}processing:dead", "a")
         send(seats.store.at(NOW).requeue("dead", "it died", lease=b"none"))
+    elif job == "it did not pass the gate":
+        raw.hset(f"{root}job:a", "due", NOW - 1)
+        raw.hset(f"{root}in_flight", mapping={"*": 1, "another": ""})
+        raw.rpush(f"{root}ready", "a")
+        send(seats.store.at(NOW).decline("another"))
     else:
         raw.zadd(f"{root}schedule", {"a": NOW - 1})
         send(seats.store.at(NOW).dispatch(limit=100, cap=10_000))

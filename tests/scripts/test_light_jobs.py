@@ -144,6 +144,18 @@ def test_no_job_is_light_while_a_worker_may_not_know_light_jobs(
     assert record(raw, root, INLINE)[b"payload"] == MEMBER.encode()
 
 
+def test_job_runs_from_its_record_if_another_program_has_written_to_the_hash(
+    send: Send, store: Store, raw: Any, root: str
+) -> None:
+    send(store.at(NOW).enqueue([New("a", MEMBER.encode(), due=NOW), New("b", MEMBER.encode(), due=NOW)]))
+    send(store.at(NOW).dispatch(limit=100, cap=4096))
+    raw.hset(f"{root}light", "a", "malformed")
+    jobs = send(store.at(NOW).start("w", (), hold=2, lease=15)).jobs
+    assert [(job.id, job.payload, job.due) for job in jobs] == [(name, MEMBER.encode(), NOW) for name in "ab"]
+    assert send(store.at(NOW).complete("w", [(job, KEPT) for job in jobs])) == []
+    assert [record(raw, root, job)[b"outcome"] for job in "ab"] == [b"done"] * 2
+
+
 @pytest.mark.parametrize("first", [INLINE, MEMBER], ids=["its id", "the member"])
 def test_job_that_is_due_under_its_id_and_as_a_member_is_one(
     send: Send, store: Store, raw: Any, root: str, first: str
