@@ -82,6 +82,7 @@ def _row(method: Method, path: str, handler: Handler, *statuses: int, key: bool 
 OPERATIONS: Final = (
     _row("GET", "/v1/queues", operator_handlers.list_queues),
     _row("GET", _QUEUE, operator_handlers.count),
+    _row("GET", f"{_QUEUE}/scale", operator_handlers.scale),
     _row("GET", f"{_QUEUE}/jobs", job_handlers.list_jobs),
     _row("POST", f"{_QUEUE}/jobs", job_handlers.enqueue, 201, 200, key=True),
     _row("POST", f"{_QUEUE}/batches", job_handlers.enqueue_many, 201, 200, key=True),

@@ -19,7 +19,7 @@ from evsched.client.gate import LimitOptions
 from evsched.client.history import WEEK, HistoryFilter
 from evsched.client.operations import ask_nodes, once
 from evsched.client.reshard import finish_moves
-from evsched.client.spread import ChangeDead, check, listed, never_used, queue_stats, shown
+from evsched.client.spread import ChangeDead, check, is_unused, listed, never_used, queue_stats, shown
 from evsched.client.sweep import Filter, dropping, reviving
 from evsched.errors import StoreError
 from evsched.store.gate_limits import Limits
@@ -78,6 +78,35 @@ def _counts(queue: str, stats: QueueStats) -> replies.QueueCounts:
         paused=stats.paused,
         paused_until=stats.paused_until,
         paused_why=stats.paused_why,
+    )
+
+
+async def scale(request: ApiRequest, query: requests.ScaleQuery) -> replies.QueueScale:
+    """Count the slots that the jobs of a queue want, for an autoscaler. An uncertain answer is an error, and never 0.
+
+    Redis is asked once, for at most a second: an autoscaler asks again, and some give up after 3 s. A queue without
+    anything is refused: its name is misspelt, or Redis has lost its data.
+    """
+    request.shards.check()
+    client, queue = request.client, request.queue
+    stats = await client.run(once(queue_stats(request.stores, query.lead)))
+    if not (any(stats.places.values()) or stats.workers) and await client.run(
+        once(is_unused(client.shards, client.store, queue))
+    ):
+        detail = (
+            f"queue {queue} has no jobs, no workers, no recurrences and no history: its name is misspelt, or Redis has "
+            "lost its data"
+        )
+        raise Problem(HTTPStatus.NOT_FOUND, "no-such-queue", detail)
+    return replies.QueueScale(
+        queue=queue,
+        jobs=stats.wanted,
+        due=stats.due,
+        backlog=stats.places["backlog"],
+        ready=stats.places["ready"],
+        processing=stats.places["processing"],
+        workers=stats.workers,
+        next_due_in=None if stats.next_due is None else max(0.0, stats.next_due - stats.now),
     )
 
 

@@ -127,6 +127,23 @@ class QueueCounts(Struct, frozen=True, kw_only=True):
     paused_why: str | None
 
 
+class QueueScale(Struct, frozen=True, kw_only=True):
+    """How many slots the jobs of a queue want, for an autoscaler: of the queue and its shards together."""
+
+    queue: str
+    jobs: int
+    """How many slots are wanted. Jobs in ready and processing want one; unless the queue is paused, so do due jobs and
+    jobs in the backlog, up to its limit of concurrency. Jobs that the limits of their groups hold back want none."""
+    due: int
+    """Jobs on the schedule that are due, or will be within `lead` seconds."""
+    backlog: int
+    ready: int
+    processing: int
+    workers: int
+    next_due_in: float | None
+    """Seconds until the first job on the schedule is due; 0 if it is due; null if there is none."""
+
+
 class Queues(Struct, frozen=True):
     """The queues, sorted by name. `complete`: these are all there are, and all could be read with their shards."""
 

@@ -285,6 +285,14 @@ Limit = Annotated[
 ]
 
 
+class ScaleQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far to look ahead."""
+
+    lead: Annotated[
+        float, Meta(ge=0, le=86_400, description="Seconds: a job that is due within them counts as due.")
+    ] = 0.0
+
+
 class ListQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much to list."""
 

@@ -333,11 +333,11 @@ def _dead(job_id: str, store: Store) -> Operation[JobStatus | None]:
     return found if found is not None and found.place == "dead" else None
 
 
-def queue_stats(stores: Sequence[Store]) -> Operation[QueueStats]:
-    """Return the figures of a queue and its shards, as if it were one queue."""
+def queue_stats(stores: Sequence[Store], lead: float = 0.0) -> Operation[QueueStats]:
+    """Return the figures of a queue and its shards, as if it were one queue. `lead`: as of the call."""
     parts = list[QueueStats]()
     for store in stores:
-        parts.append((yield from send(store.queue_stats())))
+        parts.append((yield from send(store.queue_stats(lead))))
     return merged(parts)
 
 
@@ -360,21 +360,28 @@ def shown(shards: Shards, make: MakeStore, queues: Sequence[str]) -> Operation[l
     return [name for name in names if name not in gone]
 
 
-def never_used(shards: Shards, make: MakeStore, queue: str) -> Operation[str | None]:
-    """Return a message if a queue has never been used; None if it has, or if the numbers of shards are not known."""
+def is_unused(shards: Shards, make: MakeStore, queue: str) -> Operation[bool]:
+    """Return whether a queue has never been used; False if it has, or if the numbers of shards are not known."""
     if shards.learned is False:
-        return None
+        return False
     try:
         stats = yield from queue_stats([make(name) for name in shards.all_of(queue)])
     except StoreRefused:  # a key of the wrong type: so the queue has been used
-        return None
+        return False
     if queue in shards.counts or any(stats.places.values()) or stats.workers or stats.parents or stats.paused:
-        return None
+        return False
     if (yield from send(make(queue).recurrences(0, 1))):
-        return None
+        return False
     for name in shards.all_of(queue):
         if (yield from send(make(name).has_past())):
-            return None
+            return False
+    return True
+
+
+def never_used(shards: Shards, make: MakeStore, queue: str) -> Operation[str | None]:
+    """Return a message if a queue has never been used, with similar names; None if it has, as `is_unused`."""
+    if not (yield from is_unused(shards, make, queue)):
+        return None
     return f"queue {queue} has no jobs, no workers and no recurrences{(yield from similar(shards, make, queue))}"
 
 

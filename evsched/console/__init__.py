@@ -23,7 +23,8 @@ def missing() -> ConfigError:
 
 try:
     from evsched.console.console_app import create
+    from evsched.console.users import Visitor
 except ImportError as error:
     raise missing() from error
 
-__all__ = ["create"]
+__all__ = ["Visitor", "create"]

@@ -31,7 +31,17 @@ from evsched.console.act_runs import UserActs
 from evsched.console.live import Hub, PageReading
 from evsched.console.page import STATIC, MeteredClient, Pages, View, Visit, address
 from evsched.console.user_acts import ACTS
-from evsched.console.users import COOKIE, LENGTH, ROLES, Refused, Users, Visitor, check_origin, read_tokens
+from evsched.console.users import (
+    COOKIE,
+    LENGTH,
+    ROLES,
+    FindVisitor,
+    Refused,
+    Users,
+    Visitor,
+    check_origin,
+    read_tokens,
+)
 from evsched.console.views import VIEWS
 from evsched.console.views.jobs import complete
 from evsched.console.views.trail import ActRow, last_act
@@ -99,11 +109,11 @@ class _Assets(StaticFiles):
 class Console:
     """The parts that the requests to one console share."""
 
-    def __init__(self, config: Config, *, alone: bool) -> None:
+    def __init__(self, config: Config, *, alone: bool, find_visitor: FindVisitor | None) -> None:
         self.config = config
         self._alone = alone
         self.client = MeteredClient(config.url)
-        self.access = Users(config, self.client, open_without_tokens=alone)
+        self.access = Users(config, self.client, open_without_tokens=alone, find_visitor=find_visitor)
         self.pages = Pages(config)
         self.hub = Hub()
         self.acts = UserActs(ACTS)
@@ -258,7 +268,7 @@ class Console:
         prefix, back = _prefix(request), request.query_params.get("back", "/")
         if not _OWN_PATH.fullmatch(back):
             back = "/"
-        if self.access.by_proxy:
+        if self.access.elsewhere:
             return RedirectResponse(prefix + back, HTTPStatus.SEE_OTHER)
         values = {
             **self.common(request, None, None),
@@ -316,7 +326,9 @@ async def _tokens(visit: Visit) -> dict[str, Any]:
     named = (
         [text.rpartition("=")[::2] for text in config.console_users or ("*=viewer",)] if config.console_proxies else []
     )
-    return {"tokens": sorted(found.items()), "roles": ROLES, "named": named, "header": config.console_header}
+    elsewhere = visit.console.access.elsewhere
+    shown = {"roles": ROLES, "named": named, "header": config.console_header, "elsewhere": elsewhere}
+    return {"tokens": sorted(found.items()), **shown}
 
 
 PAGES: Final = (*VIEWS, View("/tokens", "tokens", _tokens, part="tokens", needs="admin"))
@@ -405,16 +417,17 @@ async def read_form(request: Request, most: int = _FORM_MOST) -> list[tuple[str,
         raise Refused(HTTPStatus.BAD_REQUEST, "the form cannot be read") from None
 
 
-def create(config: Config | None = None, *, alone: bool = False) -> Starlette:
+def create(config: Config | None = None, *, alone: bool = False, find_visitor: FindVisitor | None = None) -> Starlette:
     """Return the console as an ASGI application, to be served or mounted in another one under any path.
 
     `config`: its settings; None = those in the environment, as for `evsched console`. `alone`: it is served on loopback
-    only, where it needs no tokens; else everybody must sign in. It connects to Redis on first use.
+    only, where it needs no tokens; else everybody must sign in. `find_visitor`: the login of the other application, in
+    place of tokens: it is called with each request. It connects to Redis on first use.
 
     Raises:
         ConfigError: a setting is not valid.
     """
-    console = Console(config or environment.load(environ), alone=alone)
+    console = Console(config or environment.load(environ), alone=alone, find_visitor=find_visitor)
 
     def answers(
         answer: Callable[[View, Request], Awaitable[Response]], view: View

@@ -28,7 +28,7 @@ from evsched.client.time_texts import check_to_come, parse_future, parse_past
 from evsched.config import Config
 from evsched.console import words
 from evsched.console.search import PickedSpan, pick_span, quoted
-from evsched.console.users import Role, Visitor
+from evsched.console.users import Role, Users, Visitor
 from evsched.recurrence.cron import find_zone
 from evsched.transport.address import Host
 from evsched.transport.call import Word
@@ -81,6 +81,7 @@ class Shared(Protocol):
     """The parts of a console that its views use."""
 
     config: Config
+    access: Users
     memory: dict[str, Any]
     pages: Pages
 

@@ -193,6 +193,8 @@ def _operator(visit: Visit) -> Operator:
 async def _make_token(acts: UserActs, visit: Visit, form: Form) -> str:
     if visit.console.config.console_proxies:
         raise ConfigError("a proxy signs users in here, so tokens are not used: give roles with --user NAME=ROLE")
+    if visit.console.access.elsewhere:
+        raise ConfigError("the application signs users in here, so tokens are not used: it gives the roles")
     role: Any = form.get("role")
     name = form.get("name")
     secret = await visit.client.run(make_token(name, role, time.time(), _operator(visit)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address
@@ -59,6 +59,10 @@ class Visitor(Struct, frozen=True):
 
     def may(self, role: Role) -> bool:
         return ROLES.index(self.role) >= ROLES.index(role)
+
+
+FindVisitor = Callable[[HTTPConnection], Awaitable[Visitor | None]]
+"""Returns who sends a request; None if the user is not signed in, or has no role here."""
 
 
 class Token(Struct, frozen=True):
@@ -143,15 +147,19 @@ class Refused(HTTPException):
 class Users:
     """Decides who a visitor is. Any console of the same Redis decides alike.
 
-    `open_without_tokens`: as long as there is no token, everybody on this machine is an admin.
+    `open_without_tokens`: as long as there is no token, everybody on this machine is an admin. `find_visitor`: the
+    login of the application in which the console is mounted; None = it has none.
 
     Raises:
         ConfigError: a setting is not valid.
     """
 
-    def __init__(self, config: Config, client: Client, *, open_without_tokens: bool) -> None:
+    def __init__(
+        self, config: Config, client: Client, *, open_without_tokens: bool, find_visitor: FindVisitor | None = None
+    ) -> None:
         self._client = client
         self._open = open_without_tokens
+        self._find_visitor = find_visitor
         self._proxies = {_address(text) for text in config.console_proxies}
         self._header = config.console_header
         if not _HEADER.fullmatch(self._header):
@@ -169,14 +177,18 @@ class Users:
                 f"{variable('console_users')} is about users whom a proxy names: give {variable('console_proxies')} "
                 "too, or make tokens with `evsched console token`"
             )
+        if self._proxies and find_visitor is not None:
+            raise ConfigError(
+                f"{variable('console_proxies')}: a proxy signs users in, and the application does: leave one out"
+            )
         if self._proxies and not self._roles:
             self._roles["*"] = "viewer"
         self._secret = b""
 
     @property
-    def by_proxy(self) -> bool:
-        """Whether a proxy signs users in, so that tokens and sessions are not used."""
-        return bool(self._proxies)
+    def elsewhere(self) -> bool:
+        """Whether users sign in elsewhere, at a proxy or in the application: tokens and sessions are not used then."""
+        return bool(self._proxies) or self._find_visitor is not None
 
     async def find(self, request: HTTPConnection) -> Visitor | None:
         """Return who sends a request; None if it is not known, so that the user must sign in.
@@ -187,6 +199,8 @@ class Users:
         """
         if self._proxies:
             return self._named_by_proxy(request)
+        if self._find_visitor is not None:
+            return await self._named_by_application(request, self._find_visitor)
         session = request.cookies.get(COOKIE, "")
         found = await self._of_session(session) if session else None
         if found is None and self._open and not await self.has_tokens():
@@ -234,12 +248,26 @@ class Users:
         if not names or not names[0].strip():
             raise Refused(HTTPStatus.FORBIDDEN, f"the proxy names no user in the header {self._header}")
         name = _utf8(names[0].strip())
-        if len(name) > NAME_MOST or not name.isprintable():
-            raise Refused(HTTPStatus.FORBIDDEN, f"a user's name is 1 to {NAME_MOST} characters that can be printed")
+        _check_name(name)
         role = self._roles.get(name) or self._roles.get("*")
         if role is None:
             raise Refused(HTTPStatus.FORBIDDEN, f"{name} has no role here: name it in {variable('console_users')}")
         return Visitor(name, role)
+
+    @staticmethod
+    async def _named_by_application(request: HTTPConnection, find_visitor: FindVisitor) -> Visitor:
+        """Return the user whom the application names.
+
+        Raises:
+            Refused: it names none, or by a name that is not valid.
+        """
+        found = await find_visitor(request)
+        if found is None:
+            raise Refused(
+                HTTPStatus.FORBIDDEN, "you are not signed in to the application that has this console, or have no role"
+            )
+        _check_name(found.name)
+        return Visitor(found.name, found.role)
 
     async def sign_in(self, token: str) -> str | None:
         """Begin a session with a token, and return it; None if the token is not known."""
@@ -286,6 +314,11 @@ class Users:
                 raise Refused(
                     HTTPStatus.FORBIDDEN, "this form is too old, or not from this console: load the page again"
                 )
+
+
+def _check_name(name: str) -> None:
+    if not 1 <= len(name) <= NAME_MOST or not name.isprintable():
+        raise Refused(HTTPStatus.FORBIDDEN, f"a user's name is 1 to {NAME_MOST} characters that can be printed")
 
 
 def check_origin(request: HTTPConnection) -> None:

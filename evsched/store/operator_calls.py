@@ -65,6 +65,8 @@ class QueueStats(Struct, frozen=True):
     paused_why: str | None = None
     batches: BatchSums | None = None
     """Counts of the batches whose home it is; None = there never was one."""
+    wanted: int = 0
+    """How many slots its jobs want: the jobs that run, and the jobs that wait and may start."""
 
 
 def merged(parts: Sequence[QueueStats]) -> QueueStats:
@@ -88,16 +90,17 @@ def merged(parts: Sequence[QueueStats]) -> QueueStats:
         oldest=max(part.oldest for part in parts),
         parents=max(part.parents for part in parts),
         batches=next((part.batches for part in parts if part.batches is not None), None),
+        wanted=sum(part.wanted for part in parts),
     )
 
 
-_NOTHING: Final[list[Any]] = [0, 0, 0, 0, 0, 0, 0, b"", b"", b"", 0, b"", b"", []]
+_NOTHING: Final[list[Any]] = [0, 0, 0, 0, 0, 0, 0, b"", b"", b"", 0, b"", b"", [], 0]
 """The figures of a queue that has nothing."""
 
 
 def _read_stats(now: float, figures: list[Any]) -> QueueStats:
     schedule, due, backlog, ready, processing, dead, workers, next_due, *more = figures or _NOTHING
-    paused, front, parents, until, why, sums = more
+    paused, front, parents, until, why, sums, wanted = more
     counts = (schedule, backlog, ready, processing, dead)
     return QueueStats(
         now,
@@ -111,6 +114,7 @@ def _read_stats(now: float, figures: list[Any]) -> QueueStats:
         number(until) if paused else None,
         text(why) or None if paused else None,
         BatchSums(*(max(0, whole(sum_)) for sum_ in sums)) if any(sums) else None,
+        wanted,
     )
 
 
@@ -324,13 +328,16 @@ class OperatorCalls(AuditTrail):
         """Read all limits, without a script."""
         return self._call(("HGETALL", self._root + "limits"), read_limits)
 
-    def queue_stats(self) -> Call[QueueStats]:
-        """Count the jobs of each place, at the same moment."""
+    def queue_stats(self, lead: float = 0.0) -> Call[QueueStats]:
+        """Count the jobs of each place, at the same moment.
+
+        `lead`: seconds; `due`, `paused` and `wanted` are then what they will be that much later.
+        """
 
         def read(reply: list[Any]) -> QueueStats:
             return _read_stats(float(reply[0]), reply[1][0])
 
-        return self._verb("queue_stats", read, self._now(), self.queue)
+        return self._verb("queue_stats", read, self._now(), f"{lead:.6f}", self.queue)
 
     def many_queue_stats(self, queues: Sequence[str]) -> Call[list[QueueStats | None]]:
         """Count the jobs of many queues in one call, as far as the reply goes; None = Redis refuses to read it.
@@ -341,7 +348,7 @@ class OperatorCalls(AuditTrail):
         def read(reply: list[Any]) -> list[QueueStats | None]:
             return [None if one is None else _read_stats(float(reply[0]), one) for one in reply[1]]
 
-        return self._verb("queue_stats", read, self._now(), *queues)
+        return self._verb("queue_stats", read, self._now(), 0, *queues)
 
     def forecast(self, first: float | None, length: float, spans: int) -> Call[tuple[float, list[int]]]:
         """Count the jobs on the schedule that are due in each of some spans of time, in seconds; under 1,000 spans.

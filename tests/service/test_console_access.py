@@ -6,10 +6,11 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Generator
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import HTTPConnection
 from starlette.routing import Mount
 
 from evsched import keys
@@ -481,6 +482,52 @@ async def test_user_without_a_role_is_refused(users: Consoles) -> None:
         for name, status in (("ana", 200), ("eve", 403), ("*", 403)):
             async with users.browser(app, address="10.0.0.7", named=("X-User", name)) as one:
                 assert (await one.get("/")).status_code == status, name
+
+
+# Users of the application in which the console is mounted.
+
+
+async def find_visitor(request: HTTPConnection) -> Visitor | None:
+    name, role = request.cookies.get("who", ":").split(":")
+    return Visitor(name, cast("Role", role), session="x") if role else None
+
+
+async def test_application_names_users_and_their_roles(users: Consoles, queue: str, raw: Any) -> None:
+    seed(raw, queue)
+    async with users.app(find_visitor=find_visitor) as app, users.browser(app) as one:
+        one.http.cookies.set("who", "ana:operator")
+        text = (await one.get("/queue", params={"name": queue})).text
+        assert "ana, operator" in text
+        assert "/sign-out" not in text, "it is the application that signs out"
+        proof = await one.proof(f"/queue?name={queue}")
+        assert (await one.send("/act/pause", proof=proof, queue=queue)).status_code == 303
+        one.http.cookies.set("who", "eve:operator")
+        assert (await one.send("/act/resume", proof=proof, queue=queue)).status_code == 403, "that is ana's proof"
+    assert users.audited(queue) == [("ana", "console", "pause")]
+
+
+@pytest.mark.parametrize("who", ["", "eve:", ":operator", f"{'a' * 201}:admin"])
+async def test_user_whom_the_application_does_not_know_is_refused(users: Consoles, who: str) -> None:
+    token = users.token("root", "admin")
+    async with users.app(alone=True, find_visitor=find_visitor) as app, users.browser(app) as one:
+        if who:
+            one.http.cookies.set("who", who)
+        for path in ("/", "/live/", "/tokens"):
+            assert (await one.get(path)).status_code == 403, path
+        assert (await one.sign_in(token)).headers.get("set-cookie") is None
+        assert (await one.http.post("/act/pause", data={"queue": "q"})).status_code == 403
+
+
+async def test_no_token_is_offered_or_made_where_the_application_names_users(users: Consoles) -> None:
+    async with users.app(find_visitor=find_visitor) as app, users.browser(app) as one:
+        one.http.cookies.set("who", "ana:admin")
+        page = (await one.get("/tokens")).text
+        assert "gives them their roles. Tokens are not used." in page
+        assert "/act/make-token" not in page
+        proof = await one.proof("/jobs?q=nobody")
+        assert (await one.send("/act/make-token", proof=proof, name="x", role="viewer")).status_code == 400
+    with pytest.raises(ConfigError, match="a proxy signs users in, and the application does"):
+        create(Config(url=users.url, **PROXIED), find_visitor=find_visitor)
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,10 @@ async def test_the_api_works_as_the_users_that_its_page_names(own: EmbeddedRedis
     jobs, recurrence = f"/v1/queues/{queue}/jobs", f"/v1/queues/{queue}/recurrences/r"
     async with calling(url(own, user), queues=(queue,) if user == "worker" else ()) as api:
         assert (await api.ask("GET", "/readyz", token=None)).status_code == 200
+        assert (await api.ask("GET", f"/v1/queues/{queue}/scale")).status_code == 404, "it is not used yet"
         for method, path, body in (
             ("POST", jobs, {"task": "t", "id": "a", "delay": 99}),
+            ("GET", f"/v1/queues/{queue}/scale", None),
             ("POST", jobs, {"task": "t", "delay": 99, "unique": {"within": 9}}),
             ("GET", f"{jobs}?task=t", None),
             ("GET", jobs, None),

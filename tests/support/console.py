@@ -18,7 +18,7 @@ from evsched import keys
 from evsched.client.client import SyncClient
 from evsched.config import Config
 from evsched.console import create
-from evsched.console.users import COOKIE, Role, make_token
+from evsched.console.users import COOKIE, FindVisitor, Role, make_token
 from evsched.store.acts import Operator
 from tests.support.patience import PATIENCE
 
@@ -93,8 +93,10 @@ class Consoles:
         self._client.close()
 
     @asynccontextmanager
-    async def app(self, *, alone: bool = False, **settings: Any) -> AsyncGenerator[ASGIApp]:
-        app = create(Config(url=self.url, **settings), alone=alone)
+    async def app(
+        self, *, alone: bool = False, find_visitor: FindVisitor | None = None, **settings: Any
+    ) -> AsyncGenerator[ASGIApp]:
+        app = create(Config(url=self.url, **settings), alone=alone, find_visitor=find_visitor)
         async with app.router.lifespan_context(app):
             yield app
 
