@@ -83,6 +83,7 @@ FAMILIES: Final = {
         "recurrences": "recurrence_commands:app",
         "windows": "calendar_commands:windows",
         "calendars": "calendar_commands:app",
+        "import": "import_commands:app",
     },
     "Ledger": {"ledger": "ledger_commands:app"},
     "Upkeep": {
