@@ -51,6 +51,7 @@ FAMILIES: Final = {
         "dispatcher": "run_commands:dispatcher",
         "worker": "run_commands:worker",
         "api": "run_commands:api",
+        "mcp": "run_commands:mcp",
         "console": "console_commands:app",
         "demo": "run_commands:demo",
     },

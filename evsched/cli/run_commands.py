@@ -17,7 +17,17 @@ from msgspec.structs import replace
 
 from evsched.cli import output
 from evsched.cli.commands import UsageError, build
-from evsched.cli.options import Url, UrlOrPrivate, settings, takes_settings, whole
+from evsched.cli.options import (
+    Queues,
+    Url,
+    UrlOrPrivate,
+    acting,
+    check_queues,
+    settings,
+    takes_settings,
+    who_acts,
+    whole,
+)
 from evsched.client.wire_schema import Written, wire_schema
 from evsched.config import Config, variable
 from evsched.environment import as_environment
@@ -203,6 +213,33 @@ def api(*, config: Config) -> None:
     from evsched.services.service import run_api
 
     run_api(config)
+
+
+@acting
+def mcp(
+    *,
+    write: Annotated[
+        bool, Parameter(negative="", help="Also the tools that run, cancel, revive, pause and resume.")
+    ] = False,
+    queue: Queues = None,
+    url: Url = None,
+) -> None:
+    """Serve tools to a language model over stdin and stdout, by the Model Context Protocol: explain, doctor, history.
+
+    The program that has the model starts this command. Without --write, nothing can be changed. With --queue, the
+    model can reach those queues only. It reads the payloads of jobs, but no redacted values.
+
+    Example: evsched mcp --queue mail
+    """
+    from evsched.mcp import missing
+
+    check_queues(queue)
+    config = replace(settings(url), queues=tuple(queue or ()))
+    try:
+        from evsched.mcp.mcp_server import run_mcp
+    except ImportError:
+        raise missing() from None
+    run_mcp(config, who_acts(config.url), write=write)
 
 
 def schema(
