@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from evsched.config import Config
-from evsched.errors import ConfigError
+from evsched.errors import CannotStart, ConfigError
 from evsched.events import Emit, Events
 from evsched.process_events import ChildKilled, CodeChanged, DevWaits
 from evsched.runtime.loops import background, ended_loop, first_of
@@ -34,7 +34,11 @@ class DevReload:
         self._bound = bound(config.shutdown_grace)
 
     async def run(self) -> int:
-        """Run until asked to end, or until the process ends by itself without an error; return the exit code."""
+        """Run until asked to end, or until the process ends by itself without an error; return the exit code.
+
+        Raises:
+            CannotStart: files cannot be watched.
+        """
         self._shutdown.request.attach()
         async with background(self._shutdown.request.wait(), self._watch()) as (asked, watching):
             while True:
@@ -50,6 +54,7 @@ class DevReload:
                     await self._end(child, running)
                     code = running.result()
                     if watching.done():
+                        watching.result()
                         raise ended_loop("reload", watching)
                     if asked.done():
                         return 0 if code == -signal.SIGTERM else code  # it came before the process handled signals
@@ -71,14 +76,22 @@ class DevReload:
                 await running
 
     async def _watch(self) -> None:
-        """Note changes of Python files below the working folder. Other files may be written by the app itself."""
+        """Note changes of Python files below the working folder. Other files may be written by the app itself.
+
+        Raises:
+            CannotStart: the system refuses.
+        """
         from watchfiles import PythonFilter, awatch  # pyright: ignore[reportUnknownVariableType] - trio's event
 
         folder = Path.cwd()
-        async for changes in awatch(folder, watch_filter=PythonFilter()):
-            files = sorted({str(Path(path).relative_to(folder)) for _, path in changes})
-            self._emit(CodeChanged(files=files))
-            self._changed.set()
+        try:
+            async for changes in awatch(folder, watch_filter=PythonFilter()):
+                files = sorted({str(Path(path).relative_to(folder)) for _, path in changes})
+                self._emit(CodeChanged(files=files))
+                self._changed.set()
+        except OSError as error:  # such as a limit of the system on how many folders are watched
+            hint = "set WATCHFILES_FORCE_POLLING=true to poll them instead"
+            raise CannotStart(f"the files below {folder} cannot be watched: {error}; {hint}") from None
 
 
 def check_installed() -> None:
@@ -99,9 +112,7 @@ def run_reloading(config: Config, command: Sequence[str], environment: Mapping[s
     `environment`: the variables that are added to this process's own for it.
     """
     read_scripts()  # before files change
-    launch, emit = (
-        Launch(command, environment, working_directory()),
-        Events(log.Log(jobs=config.log_jobs).on_event).emit,
-    )
+    launch = Launch(command, environment, working_directory())
+    emit = Events(log.Log(jobs=config.log_jobs).on_event).emit
     with Shutdown(bound(config.shutdown_grace), emit) as shutdown:
         return asyncio.run(DevReload(config, launch, emit, shutdown).run())
