@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack, cast, overload
 
 from evsched import environment
@@ -354,12 +355,31 @@ def find_app(name: str) -> App:
         ConfigError: that is not the form of a name.
         CannotStart: there is no such app; the message says why.
     """
+    module, app = find_variable(name, "app")
+    if not isinstance(app, App):
+        there = [key for key, value in vars(module).items() if isinstance(value, App)]
+        hint = f": it has {', '.join(there)}" if there else ": make one with app = evsched.App()"
+        module_name, _, attribute = name.partition(":")
+        raise CannotStart(f"module {module_name!r} has no app {attribute!r}{hint}")
+    app.origin = name
+    return app
+
+
+def find_variable(name: str, what: str) -> tuple[ModuleType, Any]:
+    """Import a module, and return it with one of its variables, None if it has none; `name`: MODULE:VARIABLE.
+
+    `what`: the kind of the variable, for messages.
+
+    Raises:
+        ConfigError: that is not the form of a name.
+        CannotStart: the module does not import; the message says why.
+    """
     module_name, colon, attribute = name.partition(":")
     dotted = all(map(str.isidentifier, module_name.split("."))) and not module_name.endswith(".py")
     if not colon or not dotted or not attribute.isidentifier():
         raise ConfigError(
-            f"{name!r} names no app: write MODULE:APP, the dotted name of a module (no path) and the variable that "
-            "holds the app in it, such as tasks:app or shop.tasks:app"
+            f"{name!r} names no {what}: write MODULE:{what.upper()}, the dotted name of a module (no path) and the "
+            f"variable that holds the {what} in it, such as tasks:{what} or shop.tasks:{what}"
         )
     place = "in this folder and in the installed packages"
     try:
@@ -375,10 +395,4 @@ def find_app(name: str) -> App:
     # Whatever a user's module raises while it is imported is the user's mistake, and is reported in one line.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         raise CannotStart(f"module {module_name!r} does not import: {type(error).__name__}: {error}") from None
-    app = getattr(module, attribute, None)
-    if not isinstance(app, App):
-        there = [key for key, value in vars(module).items() if isinstance(value, App)]
-        hint = f": it has {', '.join(there)}" if there else ": make one with app = evsched.App()"
-        raise CannotStart(f"module {module_name!r} has no app {attribute!r}{hint}")
-    app.origin = name
-    return app
+    return module, getattr(module, attribute, None)

@@ -330,6 +330,23 @@ class ReloadFailed(Event, frozen=True, kw_only=True):
     processes: int
 
 
+class CodeChanged(Event, frozen=True, kw_only=True):
+    """`evsched dev --reload` has seen that files of the working folder changed."""
+
+    line = "{files} changed: the app is started again"
+
+    files: list[str]
+
+
+class DevWaits(Event, frozen=True, kw_only=True):
+    """The process of `evsched dev --reload` has ended by itself with an error."""
+
+    level = ERROR
+    line = "the app does not run (exit code {code}), as the lines above say: it is started again at the next change"
+
+    code: int
+
+
 class JobsPutBack(CountEvent, frozen=True, kw_only=True):
     """The parent put back the jobs of worker processes that ran here before and died."""
 

@@ -414,7 +414,7 @@ async def error_response(request: Request, error: Exception) -> Response:
         case Problem():
             return error.response()
         case errors.EvschedError():
-            return _problem_of(error, reads=request.method in ("GET", "HEAD")).response()
+            return problem_of(error, reads=request.method in ("GET", "HEAD")).response()
         case HTTPException(status_code=HTTPStatus.METHOD_NOT_ALLOWED, headers=headers):
             allowed = re.sub(", ?", " or ", (headers or {}).get("Allow", ""))
             detail = f"{request.method} is not possible here: use {allowed}"
@@ -429,7 +429,7 @@ async def error_response(request: Request, error: Exception) -> Response:
             return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "failed", detail).response()
 
 
-def _problem_of(error: errors.EvschedError, *, reads: bool) -> Problem:
+def problem_of(error: errors.EvschedError, *, reads: bool) -> Problem:
     """Return the problem that an error of evsched is to a caller. `reads`: the request changes nothing."""
     for kind, status, code in _REFUSALS:
         if isinstance(error, kind):

@@ -51,6 +51,7 @@ FAMILIES: Final = {
         "dispatcher": "run_commands:dispatcher",
         "worker": "run_commands:worker",
         "api": "run_commands:api",
+        "mcp": "run_commands:mcp",
         "console": "console_commands:app",
         "demo": "run_commands:demo",
     },
@@ -83,6 +84,7 @@ FAMILIES: Final = {
         "recurrences": "recurrence_commands:app",
         "windows": "calendar_commands:windows",
         "calendars": "calendar_commands:app",
+        "import": "import_commands:app",
     },
     "Ledger": {"ledger": "ledger_commands:app"},
     "Upkeep": {

@@ -7,15 +7,27 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from cyclopts import Parameter
 from msgspec.structs import replace
 
 from evsched.cli import output
 from evsched.cli.commands import UsageError, build
-from evsched.cli.options import Url, UrlOrPrivate, settings, takes_settings, whole
+from evsched.cli.options import (
+    Queues,
+    Url,
+    UrlOrPrivate,
+    acting,
+    check_queues,
+    settings,
+    takes_settings,
+    who_acts,
+    whole,
+)
 from evsched.client.wire_schema import Written, wire_schema
 from evsched.config import Config, variable
 from evsched.environment import as_environment
@@ -90,33 +102,79 @@ def worker(
     return 0
 
 
+_PRIVATE: Final = "_EVSCHED_PRIVATE_URL"
+"""The URL of the private Redis that `evsched dev --reload` has started, for the process that it starts."""
+
+
 @takes_settings
-def dev(module: Module, /, *, url: UrlOrPrivate = None, config: Config) -> None:
+def dev(
+    module: Module,
+    /,
+    *,
+    reload: Annotated[
+        bool, Parameter(negative="", help="Start again when a Python file below the current folder changes.")
+    ] = False,
+    url: UrlOrPrivate = None,
+    config: Config,
+) -> int:
     """Run a dispatcher and a worker in one process, for development. It starts a private Redis if no URL is set.
 
     It prints a line to run in other terminals, so that your program and the `evsched` commands there use that Redis.
     When `dev` ends, the private Redis and its jobs are deleted. Its address is the same the next time.
 
-    Example: evsched dev tasks:app
+    With --reload, jobs that run when a file changes have their shutdown grace, as at the end. If the new code does not
+    import, its error is printed, and the next change is awaited.
+
+    Example: evsched dev tasks:app --reload
     """
     from evsched.app import find_app
     from evsched.services.service import run_dev
-    from evsched.transport.embedded import EmbeddedRedis, is_ended, project_folder
+    from evsched.services.worker_process import tied_to_parent
+    from evsched.transport.embedded import is_ended
 
+    private = os.environ.pop(_PRIVATE, None)
     if url is None and is_ended(config.url):
         # It was exported for an earlier `dev`. Remove it before the app is imported, because the app reads it too.
         del os.environ["EVSCHED_URL"]
+    named = url is not None or "EVSCHED_URL" in os.environ
+    if reload:
+        return _dev_with_reload(module, config, named=named)
     os.environ.update({name: value for name, value in as_environment(config).items() if name != variable("url")})
-    app = find_app(module)
-    if url is not None or "EVSCHED_URL" in os.environ:
+    with tied_to_parent():
+        app = find_app(module)
+    if named:
         run_dev(config, app)
     elif app.url != _DEFAULT:
         run_dev(replace(config, url=app.url), app)
+    elif private is not None:
+        run_dev(replace(config, url=private), app)
     else:
-        with project_folder(module) as project, EmbeddedRedis(None, project) as server:
-            print("A private Redis runs as long as this process. In other terminals, run this line first:")
-            print(f"export EVSCHED_URL={shlex.quote(server.url)}", flush=True)
-            run_dev(replace(config, url=server.url), app)
+        with _private_redis(module) as own:
+            run_dev(replace(config, url=own), app)
+    return 0
+
+
+def _dev_with_reload(module: str, config: Config, *, named: bool) -> int:
+    """Run `evsched dev` in a process that is started again at each change. The private Redis outlives it."""
+    from evsched.services.dev_reload import check_installed, run_reloading
+
+    check_installed()
+    environment = as_environment(config)
+    if named:
+        return run_reloading(config, ["dev", module], environment)
+    del environment[variable("url")]
+    with _private_redis(module) as own:
+        return run_reloading(config, ["dev", module], {**environment, _PRIVATE: own})
+
+
+@contextmanager
+def _private_redis(module: str) -> Generator[str]:
+    from evsched.transport.embedded import EmbeddedRedis, project_folder
+
+    with project_folder(module) as project, EmbeddedRedis(None, project) as server:
+        print("A private Redis runs as long as this process. In other terminals, run this line first:")
+        print(f"export EVSCHED_URL={shlex.quote(server.url)}", flush=True)
+        yield server.url
 
 
 def demo(
@@ -155,6 +213,33 @@ def api(*, config: Config) -> None:
     from evsched.services.service import run_api
 
     run_api(config)
+
+
+@acting
+def mcp(
+    *,
+    write: Annotated[
+        bool, Parameter(negative="", help="Also the tools that run, cancel, revive, pause and resume.")
+    ] = False,
+    queue: Queues = None,
+    url: Url = None,
+) -> None:
+    """Serve tools to a language model over stdin and stdout, by the Model Context Protocol: explain, doctor, history.
+
+    The program that has the model starts this command. Without --write, nothing can be changed. With --queue, the
+    model can reach those queues only. It reads the payloads of jobs, but no redacted values.
+
+    Example: evsched mcp --queue mail
+    """
+    from evsched.mcp import missing
+
+    check_queues(queue)
+    config = replace(settings(url), queues=tuple(queue or ()))
+    try:
+        from evsched.mcp.mcp_server import run_mcp
+    except ImportError:
+        raise missing() from None
+    run_mcp(config, who_acts(config.url), write=write)
 
 
 def schema(

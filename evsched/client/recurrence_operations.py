@@ -153,6 +153,22 @@ def declare(store: Store, declared: Declared) -> Operation[Literal["made", "chan
     return cast(Literal["made", "changed", "same"], done)  # "older" concerns declarations by an app
 
 
+def preview(store: Store, declared: Declared) -> Operation[Literal["made", "changed", "same"]]:
+    """Return what `declare` would do now. A recurrence that an app's code declares would be changed.
+
+    Raises:
+        ConfigError: as `with_stored`.
+    """
+    yield from with_stored(store, declared)
+    at = yield from send(store.next_planned(declared.name))
+    if at is None:
+        return "made"
+    fields = yield from read_record(store, declared.name)
+    there = {name: fields.get(name, b"").decode(errors="replace") for name in ("owner", "retired", *declared.fields())}
+    given = {name: value.decode() if isinstance(value, bytes) else value for name, value in declared.fields().items()}
+    return "same" if there == {"owner": "", "retired": "", **given} else "changed"
+
+
 def add(store: Store, declared: Declared) -> Operation[tuple[Literal["made", "changed", "same"], bool]]:
     """Create or change a recurrence that a person asks for; return which, and whether it is paused.
 

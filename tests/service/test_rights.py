@@ -13,8 +13,10 @@ import pytest
 from redis.exceptions import NoPermissionError, ResponseError
 
 from evsched import App, JobDead, StoreRefused, current_job, events, keys
+from evsched.api.replies import Problem
 from evsched.client.client import SyncClient
 from evsched.config import Config
+from evsched.mcp.tools import ToolCalls
 from evsched.store.store import Store
 from evsched.top.collector import Top
 from evsched.transport.call import Call
@@ -143,6 +145,28 @@ async def test_the_api_works_as_the_users_that_its_page_names(own: EmbeddedRedis
     raw = plain_client(own.url)
     assert raw.execute_command("ACL", "LOG") == []
     raw.close()
+
+
+async def test_tools_of_a_language_model_work_as_the_observer_that_can_change_nothing(
+    own: EmbeddedRedis, queue: str
+) -> None:
+    async with calling(own.url) as api:
+        assert (await api.ask("POST", f"/v1/queues/{queue}/jobs", {"task": "t", "id": "a", "delay": 99})).is_success
+    calls = ToolCalls(Config(url=url(own, "observer")), "model", write=True)
+    try:
+        assert [row["queue"] for row in (await calls.call("list_queues", {}))["queues"]] == [queue]
+        for tool in ("find_jobs", "history", "history_counts", "list_recurrences", "show_limits", "doctor"):
+            await calls.call(tool, {"queue": queue})
+        for tool in ("show_job", "explain"):
+            await calls.call(tool, {"queue": queue, "id": "a"})
+        for tool in ("run_now", "cancel"):
+            with pytest.raises(Problem, match="Redis refused this"):
+                await calls.call(tool, {"queue": queue, "id": "a"})
+        with pytest.raises(Problem, match="Redis refused this"):
+            await calls.call("pause_queue", {"queue": queue})
+        assert (await calls.call("show_job", {"queue": queue, "id": "a"}))["place"] == "schedule"
+    finally:
+        await calls.close()
 
 
 DENIED: dict[str, str] = {

@@ -48,6 +48,8 @@ NOT_COUNTED = {
         process_events.ChildKilled,
         process_events.ChildNotStarted,
         process_events.ChildStarted,
+        process_events.CodeChanged,
+        process_events.DevWaits,
         process_events.EndedAtOnce,
         process_events.EndedByForce,
         process_events.HandlersLeft,

@@ -61,7 +61,13 @@ _ACTS: Final = {
 _CHANGED: Final = {"args": "arguments by position", "kwargs": "arguments by name"}
 """How a sentence names what an edit changed, if not by its own name."""
 
-_SOURCES: Final = {"cli": "command line", "api": "HTTP interface", "python": "Python", "console": "console"}
+_SOURCES: Final = {
+    "cli": "command line",
+    "api": "HTTP interface",
+    "python": "Python",
+    "console": "console",
+    "mcp": "language model",
+}
 
 
 class Piece(Struct, frozen=True):

@@ -1,0 +1,126 @@
+"""The schedule of another scheduler as evsched expresses it: recurrences, single jobs, and remarks about the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, tzinfo
+from hashlib import sha1
+from typing import Any, Final
+
+from msgspec import Struct
+
+from evsched.client.new_job import JobOptions, check_job_options, new_job
+from evsched.errors import ConfigError
+from evsched.keys import check_queue
+from evsched.recurrence.recurrence import Declared, check_declared, read_recurrence
+from evsched.store.client_calls import New
+
+_NAME_MOST: Final = 150
+"""Characters of a name that is made here: 180 are allowed, and a number may follow."""
+
+
+class Remark(Struct, frozen=True):
+    """A part of the other schedule that is not imported, or that differs afterwards."""
+
+    where: str
+    """A line of a file, or the name of an entry."""
+    why: str
+
+
+class Entry(Struct, frozen=True):
+    """A recurrence or a single job that is imported."""
+
+    where: str
+    queue: str
+    task: str
+    made: Declared | New
+
+
+class Imported:
+    """Collects what a reader finds. `queue`: for entries that name none. `prefix`: before the names of recurrences."""
+
+    def __init__(self, queue: str, prefix: str = "") -> None:
+        self.entries = list[Entry]()
+        self.remarks = list[Remark]()
+        self._queue = queue
+        self._prefix = prefix
+        self._names = set[str]()
+
+    def remark(self, where: str, why: str) -> None:
+        """Note that a part of the schedule is not imported, or differs."""
+        self.remarks.append(Remark(where, why))
+
+    def recurrence(
+        self,
+        where: str,
+        name: str,
+        call: tuple[str, Sequence[Any], Mapping[str, Any]],
+        *,
+        rule: str,
+        queue: str | None = None,
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> None:
+        """Add a recurrence, or a remark if evsched refuses it.
+
+        `call`: the task, and its arguments by position and by name. `fields`: of `Declared`.
+        """
+        task, args, kwargs = call
+        try:
+            options = JobOptions(timeout=timeout)
+            check_job_options(options)
+            payload = new_job(task, args, {**kwargs}, options).payload
+            declared = Declared(name=self._name(name), rule=rule, payload=payload, **fields)
+            check_declared(declared)
+            read_recurrence(declared)
+            self.entries.append(Entry(where, check_queue(queue or self._queue), task, declared))
+        except ConfigError as error:
+            self.remark(where, str(error))
+
+    def job(
+        self,
+        where: str,
+        job_id: str,
+        call: tuple[str, Sequence[Any], Mapping[str, Any]],
+        *,
+        due: float,
+        queue: str | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Add a single job, or a remark if evsched refuses it. A second import finds it by its id."""
+        task, args, kwargs = call
+        try:
+            options = JobOptions(id=self._name(job_id), due=due, timeout=timeout)
+            check_job_options(options)
+            job = new_job(task, args, {**kwargs}, options)
+            self.entries.append(Entry(where, check_queue(queue or self._queue), task, job))
+        except ConfigError as error:
+            self.remark(where, str(error))
+
+    def _name(self, text: str) -> str:
+        """Return a name that evsched allows: the same for the same schedule, and another one for each entry."""
+        name = re.sub(r"[^A-Za-z0-9._:-]+", "-", f"{self._prefix}{text}").strip("-")[:_NAME_MOST] or "entry"
+        if name in self._names:
+            name = next(tried for n in range(2, len(self._names) + 3) if (tried := f"{name}.{n}") not in self._names)
+        self._names.add(name)
+        return name
+
+
+def digest(text: str) -> str:
+    """Return a short digest, by which names of one kind differ."""
+    return sha1(text.encode(errors="surrogateescape"), usedforsecurity=False).hexdigest()[:8]
+
+
+def zone_name(zone: tzinfo | None) -> str:
+    """Return the IANA name of a zone that another program uses.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    name = getattr(zone, "key", None) or getattr(zone, "zone", None)  # zoneinfo; pytz
+    if isinstance(name, str):
+        return name
+    if zone is not None and zone.tzname(datetime.now(UTC)) == "UTC":
+        return "UTC"
+    raise ConfigError(f"its time zone {zone} has no name such as Europe/Berlin")

@@ -1,0 +1,161 @@
+"""Reads the jobs of rq-scheduler from its Redis, without its code.
+
+RQ keeps a job's arguments as a pickle. A pickle can run any code when it is read; here one that names a class or a
+function is refused, so that only plain values are read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import zlib
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from cronsim import CronSim, CronSimError
+
+from evsched.client.client import SyncClient
+from evsched.errors import ConfigError
+from evsched.imports.imported import Imported
+from evsched.imports.rule_text import both_days
+from evsched.recurrence.cron import ALIASES
+from evsched.store.queue import as_scores
+from evsched.transport.call import Call, raw
+
+_SCHEDULED: Final = "rq:scheduler:scheduled_jobs"
+_FIELDS: Final = (
+    "data",
+    "meta",
+    "origin",
+    "timeout",
+    "dependency_id",
+    "success_callback_name",
+    "failure_callback_name",
+)
+_SLICE: Final = 500
+_BEGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
+
+_STATED: Final = ("interval", "repeat", "cron_string", "use_local_timezone", "queue_class_name")
+"""The parts of a job's `meta` that are rq-scheduler's own."""
+
+
+def read_jobs(redis: SyncClient, found: Imported, *, zone: str) -> None:
+    """Read the jobs. `zone`: that of the machine on which rq-scheduler runs, whose clock its cron rules follow.
+
+    Raises:
+        StoreDown, StoreRefused
+    """
+    start, more = 0, True
+    while more:
+        words = ("ZRANGE", _SCHEDULED, start, start + _SLICE - 1, "WITHSCORES")
+        rows = redis.send(Call(words, as_scores))
+        for job_id, score in rows:
+            values = redis.send(Call(("HMGET", f"rq:job:{job_id}", *_FIELDS), raw))
+            try:
+                _read_job(job_id, score, dict(zip(_FIELDS, values, strict=True)), found, zone)
+            except ConfigError as error:
+                found.remark(job_id, str(error))
+        start, more = start + _SLICE, len(rows) == _SLICE
+
+
+def _read_job(job_id: str, due: float, fields: dict[str, bytes | None], found: Imported, zone: str) -> None:
+    """Add a job.
+
+    Raises:
+        ConfigError: evsched has no such recurrence, or the job cannot be read.
+    """
+    if fields["data"] is None:
+        raise ConfigError("its record is gone")
+    try:
+        data = zlib.decompress(fields["data"])
+    except zlib.error:
+        data = fields["data"]
+    name, instance, args, kwargs = _plain(data)
+    meta: dict[str, Any] = _plain(fields["meta"]) if fields["meta"] else {}
+    if instance is not None:
+        raise ConfigError(f"{name} is a method of an object, which does not travel with a job: make it a function")
+    for field, what in (("dependency_id", "depends_on"), ("success_callback_name", "on_success")):
+        if fields[field]:
+            found.remark(job_id, f"{what}: evsched does not take it over; use a graph, or on_done= of the task")
+    if fields["failure_callback_name"]:
+        found.remark(job_id, "on_failure: evsched does not take it over; use on_dead= of the task")
+    if others := meta.keys() - {*_STATED}:
+        found.remark(job_id, f"meta: evsched does not take over {', '.join(sorted(map(str, others)))}")
+    call, timeout = (name, args, kwargs), _timeout(fields["timeout"])
+    queue = (fields["origin"] or b"").decode(errors="replace") or None
+    if meta.get("interval"):
+        rule = f"every {meta['interval']}"
+    elif meta.get("cron_string"):
+        rule = cron_rule(meta["cron_string"])
+    else:
+        found.job(job_id, job_id, call, due=due, queue=queue, timeout=timeout)
+        return
+    # rq-scheduler catches up with one run after a pause, and does not know whether the last one has ended.
+    shared: dict[str, Any] = {"zone": zone, "count": meta.get("repeat"), "overlap": "allow"}
+    found.recurrence(job_id, job_id, call, rule=rule, queue=queue, timeout=timeout, **shared)
+
+
+def _timeout(value: bytes | None) -> float | None:
+    try:
+        seconds = float(value or 0)
+    except ValueError:
+        return None
+    return seconds if seconds > 0 else None
+
+
+def cron_rule(text: str) -> str:
+    """Return the rule of a cron string as the library `crontab` reads it: days match both of their fields.
+
+    Raises:
+        ConfigError: evsched has no such rule.
+    """
+    parts = ALIASES.get(text.strip().lower(), text).replace("?", "*").split()
+    if len(parts) in (6, 7):  # a year is last; seconds are first if there are seven fields
+        if parts.pop() != "*":
+            raise ConfigError(f"cron_string {text!r}: a rule has no year")
+        if parts[:-5] == ["0"]:
+            del parts[0]
+    if len(parts) not in (5, 6):
+        raise ConfigError(f"cron_string {text!r} is not a rule")
+    day, weekday = parts[-3], parts[-1]
+    if not day.startswith("*") and not weekday.startswith("*"):
+        # The sets of the fields; the time at which the walk begins does not matter.
+        try:
+            walk = CronSim(" ".join(parts[-5:]), _BEGIN)
+        except CronSimError as error:
+            raise ConfigError(f"cron_string {text!r}: {error}") from None
+        if not all(isinstance(one, int) and one >= 0 for one in (*walk.days, *walk.weekdays)):
+            raise ConfigError(f"cron_string {text!r}: no rule has such days")
+        parts[-3], parts[-1] = both_days(_whole(walk.days), {one % 7 for one in _whole(walk.weekdays)})
+    return " ".join(parts)
+
+
+def _whole(values: Any) -> set[int]:
+    return {int(one) for one in values}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads a pickle of plain values: None, numbers, texts, bytes, lists, tuples, sets and dictionaries."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        raise ConfigError(
+            f"its arguments have a {module_name}.{global_name}, which JSON does not hold: pass a plain value"
+        )
+
+    def persistent_load(self, pid: Any, /) -> Any:
+        raise ConfigError("its arguments refer to an object outside of the pickle")
+
+
+def _plain(data: bytes) -> Any:
+    """Read a value that RQ has written: a pickle, or JSON.
+
+    Raises:
+        ConfigError: it has other values than plain ones.
+    """
+    try:
+        if data[:1] in b"[{":
+            return json.loads(data)
+        return _PlainUnpickler(io.BytesIO(data)).load()
+    except (pickle.UnpicklingError, ValueError, EOFError, IndexError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(f"its data cannot be read: {error}") from None
