@@ -126,7 +126,7 @@ def demo(
     *,
     jobs: Annotated[int, Parameter(converter=whole, help="How many jobs to schedule.")] = 200,
     seconds: Annotated[float, Parameter(help="How many seconds to spread their due times over.")] = 4.0,
-    idle: Annotated[float, Parameter(help="How many seconds to count commands while nothing is due.")] = 20.0,
+    idle: Annotated[float, Parameter(help="How many seconds to count commands while nothing is due.")] = 15.0,
     url: UrlOrPrivate = None,
 ) -> int:
     """Schedule jobs in three ways, run them with a dispatcher and a worker, and print how late they started.
