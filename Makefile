@@ -13,7 +13,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # The tests start Python some hundred times: each would compile all the modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-cluster lua-coverage check chaos bench bench-scaling screenshots lock format clean
+.PHONY: demo test test-all test-cluster lua-coverage check chaos bench bench-scaling screenshots package lock format clean
 
 demo: $(READY)
 	@$(BIN)/evsched demo
@@ -67,6 +67,10 @@ bench-scaling: $(READY)
 # Pictures of the console for the documentation, from a run of some minutes. Less: ARGS="--minutes 1 console-now"
 screenshots: $(READY)
 	@$(BIN)/python -m bench.screenshots $(ARGS)
+
+# The sdist and the wheel, in dist/. The same commit gives the same bytes.
+package: $(READY)
+	@$(BIN)/python -m build --no-isolation
 
 format: $(READY)
 	@$(BIN)/ruff format .

@@ -120,7 +120,7 @@ _WIDEST: Final = 100
 
 _NAME: Final = max(map(len, COMMANDS))
 
-_INTRODUCTION: Final = (
+INTRODUCTION: Final = (
     "Run jobs on time, on Redis.",
     (
         "To see it work, run `evsched demo`. To develop, run `evsched dev tasks:app`. In production, run "
@@ -134,7 +134,7 @@ _INTRODUCTION: Final = (
 def overview() -> str:
     """Return the help, as wide as the terminal."""
     columns, heading = min(width(), _WIDEST), bold if sys.stdout.isatty() else str
-    parts = ["Usage: evsched COMMAND", *(fill(text, columns) for text in _INTRODUCTION)]
+    parts = ["Usage: evsched COMMAND", *(fill(text, columns) for text in INTRODUCTION)]
     for family, commands in FAMILIES.items():
         lines = [
             fill(
@@ -174,3 +174,13 @@ def build(names: Iterable[str] = COMMANDS) -> App:
     for name in names:
         root.command(f"evsched.cli.{everything[name]}", name=name)
     return root
+
+
+def reference() -> str:
+    """Return the help of every command as Markdown, for the manual page and the site."""
+    # cyclopts writes the arguments of the process, here those of a builder, into the usage of some commands.
+    before, sys.argv = sys.argv, ["evsched"]
+    try:
+        return "## " + build().generate_docs().partition("\n## ")[2]
+    finally:
+        sys.argv = before
