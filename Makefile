@@ -13,7 +13,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # The tests start Python some hundred times: each would compile all the modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-cluster lua-coverage check chaos bench bench-scaling screenshots lock format clean
+.PHONY: demo test test-all test-cluster lua-coverage check chaos bench bench-scaling screenshots docs package lock format clean
 
 demo: $(READY)
 	@$(BIN)/evsched demo
@@ -68,6 +68,14 @@ bench-scaling: $(READY)
 screenshots: $(READY)
 	@$(BIN)/python -m bench.screenshots $(ARGS)
 
+# The documentation site, in site/. It needs no other host: any web server can serve the folder.
+docs: $(READY)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The sdist and the wheel, in dist/. The same commit gives the same bytes.
+package: $(READY)
+	@$(BIN)/python -m build --no-isolation
+
 format: $(READY)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
@@ -80,7 +88,7 @@ lock:
 		--generate-hashes --no-header --no-emit-index-url --upgrade --quiet -o requirements.lock
 
 clean:
-	rm -rf .venv dist node_modules tests/service/node/node_modules tests/service/clients/.venv tests/django/.venv tests/house/typed/node_modules \
+	rm -rf .venv dist site node_modules tests/service/node/node_modules tests/service/clients/.venv tests/django/.venv tests/house/typed/node_modules \
 		grafana/picture/node_modules bench/node_modules bench/.envs .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -100,6 +100,9 @@ FAMILIES: Final = {
 COMMANDS: Final = {name: where for commands in FAMILIES.values() for name, where in commands.items()}
 """All commands by name."""
 
+INSTALL_COMPLETION: Final = "--install-completion"
+"""A command with the name of an option, because other programs made with cyclopts have it. No list has it."""
+
 
 def summary(where: str) -> str:
     """Return the first paragraph of a command's help, from its source: an import would take far longer."""
@@ -119,12 +122,12 @@ _WIDEST: Final = 100
 
 _NAME: Final = max(map(len, COMMANDS))
 
-_INTRODUCTION: Final = (
+INTRODUCTION: Final = (
     "Run jobs on time, on Redis.",
     (
         "To see it work, run `evsched demo`. To develop, run `evsched dev tasks:app`. In production, run "
-        "`evsched dispatcher` and `evsched worker tasks:app`. `evsched COMMAND --help` explains a command, and "
-        "`evsched --version` prints the version."
+        "`evsched dispatcher` and `evsched worker tasks:app`. `evsched COMMAND --help` explains a command, "
+        "`evsched --install-completion` installs tab completion, and `evsched --version` prints the version."
     ),
     "Write lengths of time as 250ms, 10s, 5m, 1.5h or 7d, and times as 2030-01-31T09:00 or in Unix seconds.",
 )
@@ -133,7 +136,7 @@ _INTRODUCTION: Final = (
 def overview() -> str:
     """Return the help, as wide as the terminal."""
     columns, heading = min(width(), _WIDEST), bold if sys.stdout.isatty() else str
-    parts = ["Usage: evsched COMMAND", *(fill(text, columns) for text in _INTRODUCTION)]
+    parts = ["Usage: evsched COMMAND", *(fill(text, columns) for text in INTRODUCTION)]
     for family, commands in FAMILIES.items():
         lines = [
             fill(
@@ -169,6 +172,17 @@ def build(names: Iterable[str] = COMMANDS) -> App:
     from cyclopts import App
 
     root = App(name="evsched", version=evsched.__version__, suppress_keyboard_interrupt=False, help_format="markdown")
+    everything = {**COMMANDS, INSTALL_COMPLETION: "run_commands:install_completion"}
     for name in names:
-        root.command(f"evsched.cli.{COMMANDS[name]}", name=name)
+        root.command(f"evsched.cli.{everything[name]}", name=name)
     return root
+
+
+def reference() -> str:
+    """Return the help of every command as Markdown, for the manual page and the site."""
+    # cyclopts writes the arguments of the process, here those of a builder, into the usage of some commands.
+    before, sys.argv = sys.argv, ["evsched"]
+    try:
+        return "## " + build().generate_docs().partition("\n## ")[2]
+    finally:
+        sys.argv = before

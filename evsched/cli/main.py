@@ -16,7 +16,7 @@ from io import TextIOWrapper
 from typing import Final
 
 import evsched
-from evsched.cli.commands import COMMANDS, UsageError, build, overview, unknown, width
+from evsched.cli.commands import COMMANDS, INSTALL_COMPLETION, UsageError, build, overview, unknown, width
 from evsched.errors import CannotStart, ConfigError, EvschedError, LoopEnded, StoreError
 
 __all__ = ["main"]
@@ -94,7 +94,7 @@ def _command(words: list[str]) -> int:
     if not words or words[0] in ("--help", "-h"):
         print(overview())
         return 0
-    if words[0] not in COMMANDS:
+    if words[0] not in COMMANDS and words[0] != INSTALL_COMPLETION:
         raise unknown(words[0])
     from cyclopts import CycloptsError
 

@@ -1,6 +1,7 @@
 """The commands that run: dispatcher, worker, api, dev, demo; and the commands that print text for other programs.
 
-`schema` prints the JSON Schema of the records that clients write to Redis, `completion` a script for tab completion.
+`schema` prints the JSON Schema of the records that clients write to Redis, `completion` a script for tab completion,
+which `--install-completion` saves.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ from evsched.cli.options import (
 from evsched.client.wire_schema import Written, wire_schema
 from evsched.config import Config, variable
 from evsched.environment import as_environment
+from evsched.errors import EvschedError
 from evsched.store.client_calls import signal_script
 from evsched.transport import address
 
 Module = Annotated[str, Parameter(name="MODULE:APP", help="Where the app is: tasks:app is `app` in tasks.py.")]
+Shell = Literal["bash", "zsh", "fish"]
 _DEFAULT = Config().url
 
 
@@ -181,7 +184,7 @@ def demo(
     *,
     jobs: Annotated[int, Parameter(converter=whole, help="How many jobs to schedule.")] = 200,
     seconds: Annotated[float, Parameter(help="How many seconds to spread their due times over.")] = 4.0,
-    idle: Annotated[float, Parameter(help="How many seconds to count commands while nothing is due.")] = 20.0,
+    idle: Annotated[float, Parameter(help="How many seconds to count commands while nothing is due.")] = 15.0,
     url: UrlOrPrivate = None,
 ) -> int:
     """Schedule jobs in three ways, run them with a dispatcher and a worker, and print how late they started.
@@ -271,13 +274,33 @@ def script(
     print(signal_script())
 
 
-def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="Your shell.")], /) -> None:
-    """Print a script for tab completion of commands, flags and their choices. Save it where your shell looks for it.
+def completion(shell: Annotated[Shell, Parameter(help="The shell.")], /) -> None:
+    """Print a script for tab completion of commands, flags and their choices.
 
-    bash: evsched completion bash > ~/.local/share/bash-completion/completions/evsched
+    `evsched --install-completion` saves it where your shell looks for it.
 
-    zsh: evsched completion zsh > ~/.zfunc/_evsched, with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc
-
-    fish: evsched completion fish > ~/.config/fish/completions/evsched.fish
+    Example: evsched completion bash > /usr/share/bash-completion/completions/evsched
     """
     print(build().generate_completion(shell=shell))
+
+
+def install_completion(
+    *,
+    shell: Annotated[Shell | None, Parameter(help="Your shell. Default: the one that runs this command.")] = None,
+) -> None:
+    """Save the script for tab completion where your shell looks for it.
+
+    For bash and zsh it also adds a line to ~/.bashrc or ~/.zshrc which loads the script. In ~/.zshrc, `compinit` must
+    follow that line.
+
+    Example: evsched --install-completion --shell zsh
+    """
+    from cyclopts.completion import ShellDetectionError
+
+    try:
+        saved = build().install_completion(shell=shell)
+    except ShellDetectionError:
+        raise UsageError("--install-completion: your shell was not recognised: add --shell bash, zsh or fish") from None
+    except OSError as error:
+        raise EvschedError(f"the script cannot be saved: {error.strerror}: {error.filename}") from None
+    print(f"saved {saved}; start a new shell to use it")

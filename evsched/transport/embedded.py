@@ -11,7 +11,6 @@ user, working folder and app: in XDG_RUNTIME_DIR, else in the folder for tempora
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -124,6 +123,8 @@ def _base() -> Path | None:
 
 def _get(lock: int, path: Path) -> bool:
     """Get the lock; return False when a server uses the folder."""
+    import fcntl  # not on Windows, where the rest of this module is imported too
+
     end = time.monotonic() + _FREED
     while True:
         try:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
-import sysconfig
 import tarfile
-import venv
 import zipfile
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -16,37 +13,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.command import run
+
 PROGRAM = Path(__file__).parent / "program/program.py"
 
 Refused = dict[int, str]
 """Line -> the error there."""
-
-
-def run(*words: str | Path, cwd: Path, allowed: tuple[int, ...] = (0,)) -> str:
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False)
-    assert done.returncode in allowed, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel and the sdist with the locked packages, without a network."""
-    made = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", made, cwd=ROOT)
-    return made
-
-
-@pytest.fixture(scope="module")
-def python(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make an environment with the wheel, which takes the wheel's dependencies from this environment."""
-    fresh = tmp_path_factory.mktemp("fresh")
-    venv.create(fresh, symlinks=True, with_pip=False)
-    (site,) = fresh.glob("lib/python*/site-packages")
-    (wheel,) = dist.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(site)
-    (site / "needs.pth").write_text(sysconfig.get_path("purelib"))
-    return fresh / "bin/python"
 
 
 def mypy(python: Path, where: Path) -> Refused:

@@ -49,6 +49,48 @@ def test_zsh_and_fish_have_a_completion_script(cli: Cli, shell: str, head: str) 
         assert word in script
 
 
+@pytest.mark.extra
+def test_a_new_bash_completes_commands_once_it_is_installed(cli: Cli, tmp_path: Path) -> None:
+    done = cli.run("--install-completion", "--shell", "bash", HOME=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    program = """
+        read -ra complete <<< "$(complete -p evsched)"
+        COMP_WORDS=(evsched dead rev) COMP_CWORD=2
+        "${complete[-2]}"
+        printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    words = ("bash", "--rcfile", str(tmp_path / ".bashrc"), "-ic", program)
+    completed = subprocess.run(words, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
+    assert completed.stdout.split() == ["revive"]
+
+
+@pytest.mark.extra
+@pytest.mark.parametrize(
+    ("shell", "script"),
+    [("zsh", ".zsh/completions/_cyclopts_evsched"), ("fish", ".config/fish/completions/evsched.fish")],
+)
+def test_the_script_is_saved_where_the_shell_looks(cli: Cli, tmp_path: Path, shell: str, script: str) -> None:
+    cli.run("--install-completion", "--shell", shell, HOME=str(tmp_path), ZSH="", ZSH_CUSTOM="")
+    assert (tmp_path / script).read_text() == cli.run("completion", shell).stdout.removesuffix("\n")
+    assert shell == "fish" or ".zsh/completions" in (tmp_path / ".zshrc").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "code", "message"),
+    [
+        ((), {"SHELL": "", "PATH": ""}, 2, "add --shell bash, zsh or fish"),
+        (("--shell", "bash"), {"HOME": "/dev/null"}, 1, "the script cannot be saved"),
+        (("--shell", "csh"), {}, 2, "csh"),
+    ],
+)
+def test_an_installation_that_is_not_possible_is_explained(
+    cli: Cli, words: tuple[str, ...], environment: dict[str, str], code: int, message: str
+) -> None:
+    done = cli.run("--install-completion", *words, **environment)
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1)
+    assert message in done.stderr
+
+
 def test_completion_refuses_an_unknown_shell(cli: Cli) -> None:
     done = cli.run("completion", "csh")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
