@@ -14,14 +14,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Final
 
 from evsched import __version__
 from evsched.app import App
-from evsched.client.new_job import JobOptions, random_id
+from evsched.client.new_job import Sending
 from evsched.errors import ConfigError
-from evsched.jobs.current_job import CurrentJob
+from evsched.execution.run import Run
 from evsched.jobs.retry import class_name
 from evsched.jobs.steering import RetryLater, Snooze
 
@@ -60,19 +59,81 @@ def trace(app: App, provider: TracerProvider | None = None) -> None:
     Raises:
         ConfigError: the app is already traced.
     """
-    if app.sending is not None:
+    if any(isinstance(instrument, _Tracing) for instrument in app.instruments):
         raise ConfigError("the app is already traced: call trace(app) once")
-    tracer = get_tracer("evsched", __version__, provider)
-    app.sending = partial(_send, tracer)
-    app.carried = _carried
-    app.program.middleware.insert(0, partial(_run, tracer))
+    app.instrument(_Tracing(get_tracer("evsched", __version__, provider)))
 
 
-def _carried() -> dict[str, str]:
-    """Return the context of the current span, if there is one: that in which a batch is opened, for its callbacks."""
-    carrier = dict[str, str]()
-    _W3C.inject(carrier)
-    return carrier
+class _Tracing:
+    """Makes the spans of one app."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    def carried(self) -> dict[str, str]:
+        """Return the context of the current span, if there is one: that in which a batch is opened."""
+        carrier = dict[str, str]()
+        _W3C.inject(carrier)
+        return carrier
+
+    @contextmanager
+    def sending(self, sending: Sending) -> Generator[None]:
+        """Make a span for an enqueue, and put its context into the jobs."""
+        attributes = _about("enqueue", "send", sending.task, sending.queue)
+        if sending.many is not None:
+            attributes["messaging.batch.message_count"] = sending.many
+        meta = sending.options.get("meta") or {}
+        given = _CONTEXT in meta
+        with self._tracer.start_as_current_span(
+            f"enqueue {sending.task}",
+            # By the conventions, PRODUCER is the span whose context the job carries. A given context is kept.
+            kind=SpanKind.CLIENT if given else SpanKind.PRODUCER,
+            attributes=attributes,
+            links=_links(meta),
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            if not given:
+                sending.options = {**sending.options, "meta": {**self.carried(), **meta}}
+            try:
+                yield
+            except Exception as error:
+                _fail(span, error, class_name(error), str(error))
+                raise
+            finally:
+                if sending.many is None and sending.jobs:
+                    span.set_attribute("messaging.message.id", sending.jobs[0].id)
+
+    async def running(self, run: Run, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Make a span for a run."""
+        job = run.current
+        assert job is not None
+        with self._tracer.start_as_current_span(
+            f"run {job.task}",
+            # A root span: the span that was current when the worker started, such as the lifespan's, did not cause it.
+            context=Context(),
+            kind=SpanKind.CONSUMER,
+            attributes={
+                **_about("run", "process", job.task, job.queue),
+                "messaging.message.id": job.id,
+                "evsched.attempt": job.attempt,
+                "evsched.lateness": job.lateness,
+            },
+            links=_links(job.meta),
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                result = await call()
+            except (RetryLater, Snooze) as error:
+                # A handler that waits for something has not failed, and must not raise alarms on failed spans.
+                span.set_attribute("evsched.snooze" if isinstance(error, Snooze) else "evsched.retry_later", str(error))
+                raise
+            except (Exception, SystemExit, asyncio.CancelledError) as error:
+                _end(span, run, error)
+                raise
+            _end(span, run, None)
+            return result
 
 
 def _about(operation: str, kind: str, task: str, queue: str) -> dict[str, Any]:
@@ -85,76 +146,13 @@ def _about(operation: str, kind: str, task: str, queue: str) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _send(tracer: Tracer, task: str, queue: str, options: JobOptions, many: int | None) -> Generator[JobOptions]:
-    """Make a span for an enqueue, and put its context into the job."""
-    attributes = _about("enqueue", "send", task, queue)
-    if many is None and options.get("unique") is None:  # the id of a unique job is made of its arguments
-        job_id = options.get("id") or random_id()
-        options = {**options, "id": job_id}
-        attributes["messaging.message.id"] = job_id
-    elif many is not None:
-        attributes["messaging.batch.message_count"] = many
-    meta = options.get("meta") or {}
-    given = _CONTEXT in meta
-    with tracer.start_as_current_span(
-        f"enqueue {task}",
-        # By the conventions, PRODUCER is the span whose context the job carries. A given context is kept.
-        kind=SpanKind.CLIENT if given else SpanKind.PRODUCER,
-        attributes=attributes,
-        links=_links(meta),
-        record_exception=False,
-        set_status_on_exception=False,
-    ) as span:
-        if not given:
-            carrier = dict[str, str]()
-            _W3C.inject(carrier)
-            options = {**options, "meta": {**carrier, **meta}}
-        try:
-            yield options
-        except Exception as error:
-            _fail(span, error, class_name(error), str(error))
-            raise
-
-
-async def _run(tracer: Tracer, job: CurrentJob, call: Callable[[], Awaitable[Any]]) -> Any:
-    """Make a span for a run; a middleware."""
-    with tracer.start_as_current_span(
-        f"run {job.task}",
-        # A root span: the span that was current when the worker started, such as the lifespan's, did not cause the run.
-        context=Context(),
-        kind=SpanKind.CONSUMER,
-        attributes={
-            **_about("run", "process", job.task, job.queue),
-            "messaging.message.id": job.id,
-            "evsched.attempt": job.attempt,
-            "evsched.lateness": job.lateness,
-        },
-        links=_links(job.meta),
-        record_exception=False,
-        set_status_on_exception=False,
-    ) as span:
-        try:
-            result = await call()
-        except (RetryLater, Snooze) as error:
-            # A handler that waits for something has not failed, and must not raise alarms on failed spans.
-            span.set_attribute("evsched.snooze" if isinstance(error, Snooze) else "evsched.retry_later", str(error))
-            raise
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
-            _end(span, job, error)
-            raise
-        _end(span, job, None)
-        return result
-
-
-def _end(span: Span, job: CurrentJob, error: BaseException | None) -> None:
-    """Mark a span as failed if the executor will count the run as failed."""
-    if job.stopped is not None:
-        span.set_attribute("evsched.stopped", job.stopped)
-    if job.stopped == "timeout":  # a thread may still return, but its result does not count
+def _end(span: Span, run: Run, error: BaseException | None) -> None:
+    """Mark a span as failed if the run has failed."""
+    if run.stop_reason is not None:
+        span.set_attribute("evsched.stopped", run.stop_reason)
+    if run.stop_reason == "timeout":  # a thread may still return, but its result does not count
         _fail(span, error, "timeout", "it ran longer than its limit")
-    # A run that was cancelled, or whose worker stops, has not failed.
-    elif error is not None and job.stopped is None:
+    elif error is not None and run.has_failed(error):
         _fail(span, error, class_name(error), str(error))
 
 
