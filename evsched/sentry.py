@@ -304,8 +304,6 @@ def _capture(run: Run, job: CurrentJob, prepared: Prepared, error: BaseException
 
 def _describe(job: CurrentJob, prepared: Prepared, event: Event, hint: Hint) -> Event:
     """Add the job to each event of its run; an event processor."""
-    if event.get("type") == "check_in":
-        return event
     payload, task = prepared.payload, prepared.task
     hidden = task.signature.redacted((*task.redact, *payload.redact), len(payload.args), payload.kwargs)
     arguments: dict[str, Any] = {"args": _FILTERED, "kwargs": _FILTERED}

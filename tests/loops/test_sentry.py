@@ -192,10 +192,12 @@ async def test_each_failed_attempt_is_reported_in_the_scope_of_its_run(
     @app.task(retry=Retry(attempts=2, interval=0.01, jitter=0))
     async def fail(secret: str) -> None:
         sentry_sdk.set_tag(f"attempt-{current_job().attempt}", "yes")
+        sentry_sdk.add_breadcrumb(message=f"attempt {current_job().attempt}")
         if current_job().attempt == 1:
             raise ValueError("no luck")
         raise GiveUp("the account is closed")
 
+    sentry_sdk.add_breadcrumb(message="the program began")
     async with system(config, app):
         job = await fail.enqueue("hush")
         with pytest.raises(JobDead):
@@ -219,6 +221,8 @@ async def test_each_failed_attempt_is_reported_in_the_scope_of_its_run(
     }
     assert first["tags"] == {"evsched.task": "fail", "evsched.queue": queue, "attempt-1": "yes"}
     assert second["tags"].keys() == {"evsched.task", "evsched.queue", "attempt-2"}
+    crumbs = [[crumb["message"] for crumb in event["breadcrumbs"]["values"]] for event in (first, second)]
+    assert crumbs == [["attempt 1"], ["attempt 2"]]
     runs = [span for span in sent.spans() if span["op"] == "queue.task.evsched"]
     assert [span["status"] for span in runs] == ["internal_error"] * 2
     assert [event["contexts"]["trace"]["trace_id"] for event in (first, second)] == [run["trace_id"] for run in runs]
@@ -416,8 +420,14 @@ async def test_without_the_integration_nothing_is_sent_or_written(config: Config
     async def meta() -> dict[str, Any]:
         return current_job().meta
 
+    @app.task(retry=ONCE)
+    async def fail() -> None:
+        raise ValueError("no luck")
+
     async with system(config, app):
         assert await (await meta.enqueue()).result(PATIENCE) == {}
+        with pytest.raises(JobDead):
+            await (await fail.enqueue()).result(PATIENCE)
     assert not sent.errors
 
 
@@ -455,6 +465,7 @@ async def test_recurrences_check_in(app: App, own: EmbeddedRedis, begin: Begin) 
         "owner": "team:ops",
     }
     assert sent.of("check_in")[2]["duration"] >= 0
+    assert {*sent.of("check_in")[0].get("contexts", {})} <= {"trace"}
 
 
 @pytest.mark.parametrize(

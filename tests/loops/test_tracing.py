@@ -482,6 +482,9 @@ async def test_an_enqueue_that_is_refused_is_an_error(config: Config, app: App, 
     assert (twice.status.status_code, attributes(twice)["error.type"]) == (StatusCode.ERROR, "evsched.errors.JobExists")
     assert attributes(no_json)["error.type"] == "evsched.errors.ConfigError"
     assert not spans.records()  # the caller got the exception
+    refused = {"evsched.errors.JobExists", "evsched.errors.ConfigError"}
+    calls = spans.points("messaging.client.operation.duration")
+    assert {found.get("error.type") for found, _ in calls} == {None, *refused}
     assert {found.get("error.type"): count for found, count in spans.points("messaging.client.sent.messages")} == {
         None: 1,
         "evsched.errors.JobExists": 1,  # the one that is no JSON was not sent
