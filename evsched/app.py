@@ -11,12 +11,13 @@ from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack, cast, overload
+from weakref import WeakSet
 
 from evsched import environment
 from evsched.batches.sync_batch import BatchSession
 from evsched.client.client import Client
 from evsched.client.job_handle import Job
-from evsched.client.new_job import Sending
+from evsched.client.new_job import Instrument
 from evsched.client.option_values import finite_seconds
 from evsched.client.recurrence_operations import RecurringOptions, check_recurring_options, declared
 from evsched.client.target_tasks import ForwardJob, HttpJob
@@ -85,10 +86,8 @@ class App:
         owner = check_queue(queue if name is None else name)
         self.program = Program(Tasks(), [], lifespan or no_lifespan, owner, revision)
         """All that a worker runs."""
-        self.sending: Sending | None = None
-        """Wraps each enqueue, as middleware wraps each run; set by `evsched.tracing`."""
-        self.carried: Callable[[], dict[str, str]] | None = None
-        """Returns the trace context that jobs of callbacks carry in their `meta`; set by `evsched.tracing`."""
+        self.instruments: list[Instrument] = []
+        """See `instrument`. The outermost comes first."""
         self.origin: str | None = None
         """MODULE:APP, if the app was found by that name: another process can then find it too."""
         self._client: Client | None = None
@@ -96,6 +95,9 @@ class App:
         """Requests as jobs: `await app.http.enqueue(url, json=...)`. Workers of evsched.targets send them."""
         self.forward = target(self, "evsched.forward", ForwardJob)
         """Messages as jobs: `await app.forward.enqueue("stream:orders", ...)`, for the same workers."""
+        _every.add(self)
+        for make in _instruments_of_all:
+            self.instrument(make(self))
 
     @property
     def tasks(self) -> Tasks:
@@ -116,6 +118,11 @@ class App:
         """
         self.program.middleware.append(function)
         return function
+
+    def instrument(self, instrument: Instrument) -> None:
+        """Have an instrument see each enqueue, and each run with all of its middleware; for evsched's own packages."""
+        self.instruments.append(instrument)
+        self.program.around.append(instrument.running)
 
     def recurring(self, rule: str | None = None, **options: Unpack[RecurringOptions]) -> Recur:
         """Declare that a task recurs: by a cron `rule` in a `zone`, or `every` some seconds.
@@ -346,6 +353,19 @@ class App:
             return kind(self, task)
 
         return register if handler is None else register(handler)
+
+
+_every: Final = WeakSet[App]()
+"""The apps of this process."""
+
+_instruments_of_all: Final[list[Callable[[App], Instrument]]] = []
+
+
+def instrument_all(make: Callable[[App], Instrument]) -> None:
+    """Give each app of this process an instrument, now or when it is made."""
+    _instruments_of_all.append(make)
+    for app in list(_every):
+        app.instrument(make(app))
 
 
 def find_app(name: str) -> App:

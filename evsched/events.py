@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from msgspec import Struct, field
+
+LATENESS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
+"""Upper bounds of buckets, in seconds: from the lateness of a good start to one that needs somebody's attention."""
 
 
 class Metric(Struct, frozen=True):

@@ -1,38 +1,47 @@
-"""Tracing with OpenTelemetry: a span for each enqueue and one for each run, linked. Needs the extra `otel`.
+"""OpenTelemetry: spans of enqueues and runs, metrics, and a log record for each failed run. Needs the extra `otel`.
 
     from evsched.tracing import trace
 
     trace(app)
 
-The spans follow OpenTelemetry's semantic conventions for messaging. The context of an enqueue travels in the job's
-`meta`, in the two keys of W3C Trace Context. Your program sets up the SDK and its exporter; without them the spans are
-empty, and nothing is written into `meta`.
+All of it follows OpenTelemetry's semantic conventions 1.44 for messaging. The context of an enqueue travels in the
+job's `meta`, in the two keys of W3C Trace Context. Your program sets up the SDK and its exporters. A signal that it
+does not set up costs next to nothing, and without spans nothing is written into `meta`.
+
+The API of log records is still experimental: `opentelemetry._logs` may change in a minor release of OpenTelemetry.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, Literal, get_args
 
 from evsched import __version__
 from evsched.app import App
-from evsched.client.new_job import JobOptions, random_id
+from evsched.client.new_job import Sending
 from evsched.errors import ConfigError
-from evsched.jobs.current_job import CurrentJob
+from evsched.events import LATENESS
+from evsched.execution.failure import message
+from evsched.execution.process_pool import HandlerFailed
+from evsched.execution.run import Run
 from evsched.jobs.retry import class_name
 from evsched.jobs.steering import RetryLater, Snooze
+from evsched.transport.address import parse
 
 try:
+    from opentelemetry._logs import LoggerProvider, SeverityNumber, get_logger
     from opentelemetry.context import Context
+    from opentelemetry.metrics import MeterProvider, get_meter
     from opentelemetry.trace import (
         Link,
         Span,
         SpanKind,
         StatusCode,
-        Tracer,
         TracerProvider,
         get_current_span,
         get_tracer,
@@ -40,133 +49,274 @@ try:
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
     raise ConfigError(
-        "tracing needs opentelemetry-api 1.30 or newer: pip install '.[otel]' in a checkout of evsched"
+        "tracing needs opentelemetry-api 1.38 or newer: pip install '.[otel]' in a checkout of evsched"
     ) from error
 
 __all__ = ["trace"]
+
+SpanNames = Literal["task", "queue"]
+
+_SCHEMA: Final = "https://opentelemetry.io/schemas/1.44.0"
 
 # Not the propagator of OTEL_PROPAGATORS: clients and workers in any language read the payload.
 _W3C: Final = TraceContextTextMapPropagator()
 
 _CONTEXT: Final = "traceparent"
 
+_BATCH: Final = "evsched.batch"
+"""The key of `meta` in which the id of the job's batch travels: a worker does not know it otherwise."""
 
-def trace(app: App, provider: TracerProvider | None = None) -> None:
-    """Make spans for the enqueues and runs of an app, with the global tracer provider or the given one.
+_DURATION: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+"""Upper bounds of the buckets of durations, in seconds: those of the conventions."""
 
-    The span of a run begins a new trace, with a link to the span of the enqueue: a run may come hours later, and there
-    is one for each attempt. It includes all middleware.
+
+def trace(
+    app: App,
+    provider: TracerProvider | None = None,
+    *,
+    meter_provider: MeterProvider | None = None,
+    logger_provider: LoggerProvider | None = None,
+    span_names: SpanNames = "task",
+    parent: bool = False,
+) -> None:
+    """Make spans, metrics and exception records for the enqueues and runs of an app.
+
+    They go to the given providers, else to the global ones. `span_names`: a span is named after its task, such as
+    `run send_mail`, or after its queue, such as `run default`, as the conventions have it. The span of a run begins a
+    new trace, with a link to the span of the enqueue: a run may come hours later, and there is one for each attempt.
+    `parent=True`: it is a child of that span instead, in its trace. It includes all middleware.
 
     Raises:
-        ConfigError: the app is already traced.
+        ConfigError: the app is already traced, or `span_names` is not valid.
     """
-    if app.sending is not None:
+    if any(isinstance(instrument, _Tracing) for instrument in app.instruments):
         raise ConfigError("the app is already traced: call trace(app) once")
-    tracer = get_tracer("evsched", __version__, provider)
-    app.sending = partial(_send, tracer)
-    app.carried = _carried
-    app.program.middleware.insert(0, partial(_run, tracer))
+    if span_names not in get_args(SpanNames):
+        raise ConfigError(f'span_names is {span_names!r}: give "task" or "queue"')
+    by_queue = span_names == "queue"
+    app.instrument(_Tracing(app, provider, meter_provider, logger_provider, by_queue=by_queue, parent=parent))
 
 
-def _carried() -> dict[str, str]:
-    """Return the context of the current span, if there is one: that in which a batch is opened, for its callbacks."""
-    carrier = dict[str, str]()
-    _W3C.inject(carrier)
-    return carrier
+class _Tracing:
+    """Makes the spans, metrics and records of one app.
 
+    No set of attributes is changed once it was passed on: an SDK may keep it.
+    """
 
-def _about(operation: str, kind: str, task: str, queue: str) -> dict[str, Any]:
-    return {
-        "messaging.system": "evsched",
-        "messaging.operation.name": operation,
-        "messaging.operation.type": kind,
-        "messaging.destination.name": queue,
-        "evsched.task": task,
-    }
+    def __init__(
+        self,
+        app: App,
+        provider: TracerProvider | None,
+        meter_provider: MeterProvider | None,
+        logger_provider: LoggerProvider | None,
+        *,
+        by_queue: bool,
+        parent: bool,
+    ) -> None:
+        self._app, self._by_queue, self._parent = app, by_queue, parent
+        self._tracer = get_tracer("evsched", __version__, provider, _SCHEMA)
+        self._logger = get_logger("evsched", __version__, logger_provider, _SCHEMA)
+        meter = get_meter("evsched", __version__, meter_provider, _SCHEMA)
+        self._sent = meter.create_counter(
+            "messaging.client.sent.messages", "{message}", "Jobs that were sent to Redis."
+        )
+        self._consumed = meter.create_counter("messaging.client.consumed.messages", "{message}", "Runs that began.")
+        self._operation = meter.create_histogram(
+            "messaging.client.operation.duration",
+            "s",
+            "Duration of the calls that enqueue.",
+            explicit_bucket_boundaries_advisory=_DURATION,
+        )
+        self._process = meter.create_histogram(
+            "messaging.process.duration",
+            "s",
+            "Duration of runs, with their middleware.",
+            explicit_bucket_boundaries_advisory=_DURATION,
+        )
+        self._lateness = meter.create_histogram(
+            "evsched.job.lateness",
+            "s",
+            "Time from the due of a job to the start of its run, by Redis's clock.",
+            explicit_bucket_boundaries_advisory=LATENESS,
+        )
 
+    def _about(self, operation: str, task: str, queue: str) -> dict[str, Any]:
+        """Return the attributes that spans and metrics share. All of them have few values."""
+        return {
+            "messaging.system": "evsched",
+            "messaging.operation.name": operation,
+            "messaging.destination.name": queue,
+            "evsched.task": task,
+            **_server(self._app.url),
+        }
 
-@contextmanager
-def _send(tracer: Tracer, task: str, queue: str, options: JobOptions, many: int | None) -> Generator[JobOptions]:
-    """Make a span for an enqueue, and put its context into the job."""
-    attributes = _about("enqueue", "send", task, queue)
-    if many is None and options.get("unique") is None:  # the id of a unique job is made of its arguments
-        job_id = options.get("id") or random_id()
-        options = {**options, "id": job_id}
-        attributes["messaging.message.id"] = job_id
-    elif many is not None:
-        attributes["messaging.batch.message_count"] = many
-    meta = options.get("meta") or {}
-    given = _CONTEXT in meta
-    with tracer.start_as_current_span(
-        f"enqueue {task}",
-        # By the conventions, PRODUCER is the span whose context the job carries. A given context is kept.
-        kind=SpanKind.CLIENT if given else SpanKind.PRODUCER,
-        attributes=attributes,
-        links=_links(meta),
-        record_exception=False,
-        set_status_on_exception=False,
-    ) as span:
-        if not given:
-            carrier = dict[str, str]()
-            _W3C.inject(carrier)
-            options = {**options, "meta": {**carrier, **meta}}
-        try:
-            yield options
-        except Exception as error:
-            _fail(span, error, class_name(error), str(error))
-            raise
+    def _name(self, operation: str, task: str, queue: str) -> str:
+        return f"{operation} {queue if self._by_queue else task}"
 
+    def carried(self) -> dict[str, str]:
+        """Return the context of the current span, if there is one: that in which a batch is opened."""
+        carrier = dict[str, str]()
+        _W3C.inject(carrier)
+        return carrier
 
-async def _run(tracer: Tracer, job: CurrentJob, call: Callable[[], Awaitable[Any]]) -> Any:
-    """Make a span for a run; a middleware."""
-    with tracer.start_as_current_span(
-        f"run {job.task}",
-        # A root span: the span that was current when the worker started, such as the lifespan's, did not cause the run.
-        context=Context(),
-        kind=SpanKind.CONSUMER,
-        attributes={
-            **_about("run", "process", job.task, job.queue),
+    @contextmanager
+    def sending(self, sending: Sending) -> Generator[None]:
+        """Make a span for an enqueue, and put its context into the jobs."""
+        about = self._about("enqueue", sending.task, sending.queue)
+        attributes = {**about, "messaging.operation.type": "send"}
+        if sending.many is not None:
+            attributes["messaging.batch.message_count"] = sending.many
+        if sending.batch:
+            attributes["messaging.message.conversation_id"] = sending.batch
+        meta = sending.options.get("meta") or {}
+        given = _CONTEXT in meta
+        failed, began = dict[str, str](), time.perf_counter()
+        with self._tracer.start_as_current_span(
+            self._name("enqueue", sending.task, sending.queue),
+            # By the conventions, PRODUCER is the span whose context the job carries. A given context is kept.
+            kind=SpanKind.CLIENT if given else SpanKind.PRODUCER,
+            attributes=attributes,
+            links=_links(meta),
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            batch = sending.batch if span.get_span_context().is_valid else ""
+            carried = _carried(meta, batch, {} if given else self.carried())
+            if carried != meta:
+                sending.options = {**sending.options, "meta": carried}
+            try:
+                yield
+            except Exception as error:
+                # The caller gets the exception, so there is no record of it.
+                failed = {"error.type": class_name(error)}
+                _fail(span, failed["error.type"], message(error))
+                raise
+            finally:
+                if sending.many is None and sending.jobs:
+                    span.set_attribute("messaging.message.id", sending.jobs[0].id)
+                if sending.jobs:
+                    self._sent.add(len(sending.jobs), {**about, **failed})
+                took = time.perf_counter() - began
+                self._operation.record(took, {**about, **failed, "messaging.operation.type": "send"})
+
+    async def running(self, run: Run, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Make a span for a run, and a record if it fails."""
+        job = run.current
+        assert job is not None
+        about = self._about("run", job.task, job.queue)
+        if run.delivery.queue != job.queue:
+            about["messaging.destination.partition.id"] = run.delivery.queue.removeprefix(f"{job.queue}:")
+        attributes: dict[str, Any] = {
+            **about,
+            "messaging.operation.type": "process",
             "messaging.message.id": job.id,
             "evsched.attempt": job.attempt,
             "evsched.lateness": job.lateness,
-        },
-        links=_links(job.meta),
-        record_exception=False,
-        set_status_on_exception=False,
-    ) as span:
-        try:
-            result = await call()
-        except (RetryLater, Snooze) as error:
-            # A handler that waits for something has not failed, and must not raise alarms on failed spans.
-            span.set_attribute("evsched.snooze" if isinstance(error, Snooze) else "evsched.retry_later", str(error))
-            raise
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
-            _end(span, job, error)
-            raise
-        _end(span, job, None)
-        return result
+        }
+        if job.worker:  # not in a process of its own
+            attributes["messaging.client.id"] = job.worker
+        if isinstance(batch := job.meta.get(_BATCH), str):
+            attributes["messaging.message.conversation_id"] = batch
+        self._consumed.add(1, about)
+        self._lateness.record(max(0.0, job.lateness), about)
+        began = time.perf_counter()
+        with self._tracer.start_as_current_span(
+            self._name("run", job.task, job.queue),
+            # Never the span that was current when the worker started, such as the lifespan's: it did not cause the run.
+            context=_context(job.meta) if self._parent else Context(),
+            kind=SpanKind.CONSUMER,
+            attributes=attributes,
+            links=[] if self._parent else _links(job.meta),
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            failed, kind = None, dict[str, str]()
+            try:
+                return await call()
+            except (RetryLater, Snooze) as error:
+                # A handler that waits for something has not failed, and must not raise alarms on failed spans.
+                name = "evsched.snooze" if isinstance(error, Snooze) else "evsched.retry_later"
+                span.set_attribute(name, message(error))
+                failed = error
+                raise
+            except (Exception, SystemExit, asyncio.CancelledError) as error:
+                failed = error
+                raise
+            finally:
+                if run.stop_reason is not None:
+                    span.set_attribute("evsched.stopped", run.stop_reason)
+                if run.has_failed(failed):
+                    kind = {"error.type": self._report(span, run, failed, attributes)}
+                self._process.record(time.perf_counter() - began, {**about, **kind})
+                del failed  # its traceback has this frame
+
+    def _report(self, span: Span, run: Run, error: BaseException | None, attributes: Mapping[str, Any]) -> str:
+        """Mark the span of a run as failed, and emit the record of its exception; return its `error.type`.
+
+        The record has the attributes of the span, which may not have been sampled.
+        """
+        described = {} if error is None else _described(error)
+        if described:
+            self._logger.emit(
+                timestamp=time.time_ns(),
+                event_name="messaging.process.exception",
+                severity_number=SeverityNumber.ERROR,
+                severity_text="ERROR",
+                attributes={**attributes, **described},
+            )
+        if run.stop_reason == "timeout":  # a thread may still return, but its result does not count
+            kind, reason = "timeout", "it ran longer than its limit"
+        else:
+            kind, reason = described["exception.type"], described["exception.message"]
+        _fail(span, kind, reason)
+        return kind
 
 
-def _end(span: Span, job: CurrentJob, error: BaseException | None) -> None:
-    """Mark a span as failed if the executor will count the run as failed."""
-    if job.stopped is not None:
-        span.set_attribute("evsched.stopped", job.stopped)
-    if job.stopped == "timeout":  # a thread may still return, but its result does not count
-        _fail(span, error, "timeout", "it ran longer than its limit")
-    # A run that was cancelled, or whose worker stops, has not failed.
-    elif error is not None and job.stopped is None:
-        _fail(span, error, class_name(error), str(error))
+def _described(error: BaseException) -> dict[str, str]:
+    """Return the attributes of an exception. That of another process comes as text."""
+    kind, stack = class_name(error), ""
+    if isinstance(error, HandlerFailed):
+        kind, stack = error.error or kind, error.traceback
+    return {
+        "exception.type": kind,
+        "exception.message": message(error),
+        "exception.stacktrace": stack or "".join(traceback.format_exception(error)),
+    }
 
 
-def _links(meta: dict[str, Any]) -> list[Link]:
-    """Return the link to the context that a job carries; none if that is not a valid context."""
+def _fail(span: Span, kind: str, reason: str) -> None:
+    span.set_attribute("error.type", kind)
+    span.set_status(StatusCode.ERROR, reason)
+
+
+def _carried(meta: Mapping[str, Any], batch: str, context: Mapping[str, str]) -> dict[str, Any]:
+    """Return the `meta` of a job: the caller's entries come first, except for the batch of another job."""
+    own = {key: value for key, value in meta.items() if key != _BATCH}
+    return {**context, **({_BATCH: batch} if batch else {}), **own}
+
+
+def _context(meta: Mapping[str, Any]) -> Context:
+    """Return the context that a job carries; an empty one if that is not valid."""
     carrier = {key: value for key in _W3C.fields if isinstance(value := meta.get(key), str)}
-    context = get_current_span(_W3C.extract(carrier, Context())).get_span_context()
+    return _W3C.extract(carrier, Context())
+
+
+def _links(meta: Mapping[str, Any]) -> list[Link]:
+    """Return the link to the span whose context a job carries; none if that is not valid."""
+    context = get_current_span(_context(meta)).get_span_context()
     return [Link(context)] if context.is_valid else []
 
 
-def _fail(span: Span, error: BaseException | None, kind: str, reason: str) -> None:
-    if error is not None:
-        span.record_exception(error)
-    span.set_attribute("error.type", kind)
-    span.set_status(StatusCode.ERROR, reason)
+@lru_cache(8)
+def _server(url: str) -> dict[str, str | int]:
+    """Return the attributes of the server of a URL; none behind sentinels, which alone know where it is.
+
+    In a cluster, it is the first node of the URL.
+    """
+    address = parse(url)
+    if address.sentinels is not None:
+        return {}
+    if path := address.options.get("path"):
+        return {"server.address": str(path)}
+    found = address.nodes[0] if address.nodes else (address.options["host"], address.options["port"])
+    return {"server.address": str(found[0]), "server.port": int(found[1])}

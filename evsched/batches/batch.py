@@ -102,13 +102,13 @@ class Batch:
             JobMissing: there is no such batch.
         """
         _check_task(task)
-        (job,) = await task.hand_over([Arguments(args, kwargs, ())], self._put)
+        (job,) = await task.hand_over([Arguments(args, kwargs, ())], self._put, self.id)
         return job
 
     async def add_many(self, task: Enqueuer[P, R], calls: Iterable[tuple[Any, ...] | Arguments[P]], /) -> list[Job[R]]:
         """Enqueue many jobs of a task as members, 1,000 in two round trips; `calls` as for `enqueue_many`."""
         _check_task(task)
-        return await task.hand_over(calls, self._put)
+        return await task.hand_over(calls, self._put, self.id)
 
     async def _put(self, queue: str, jobs: list[New], options: JobOptions) -> list[str]:
         unique = options.get("unique")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime, timedelta
-from typing import Any, Final, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypedDict, get_args
 
 import msgspec
+from msgspec import Struct
 
 from evsched.client.option_values import Unique, due_and_delay, finite_seconds, unix
 from evsched.client.target_tasks import check_target, definition, is_target
@@ -23,6 +24,9 @@ from evsched.jobs.redaction import hidden_arguments
 from evsched.jobs.retry import Retry, override
 from evsched.recurrence.windows import WINDOW_NAME, read_window
 from evsched.store.client_calls import New
+
+if TYPE_CHECKING:
+    from evsched.execution.run import Run
 
 
 class JobOptions(TypedDict, total=False):
@@ -65,9 +69,48 @@ class JobOptions(TypedDict, total=False):
     """For `enqueue_in`: 0 to 32767, default 0. After a loss of Redis, higher ones are restored first."""
 
 
-Sending = Callable[[str, str, JobOptions, int | None], AbstractContextManager[JobOptions]]
-"""Wraps an enqueue: gets the task, the queue, the options, and the number of jobs of an `enqueue_many`; yields the
-options to enqueue with."""
+class Instrument(Protocol):
+    """Sees each enqueue and each run of an app, as tracing does. See `App.instrument`."""
+
+    def sending(self, sending: Sending, /) -> AbstractContextManager[None]:
+        """Wrap an enqueue. It may replace the options before the jobs are built."""
+        ...
+
+    def carried(self) -> dict[str, str]:
+        """Return the entries of `meta` for the job of a callback that is made now and runs later."""
+        ...
+
+    async def running(self, run: Run, call: Callable[[], Awaitable[Any]], /) -> Any:
+        """Wrap a run: await `call()`, and return its result."""
+        ...
+
+
+class Sending(Struct, eq=False):
+    """One call that enqueues, as the instruments see it. Use it in a `with`, and build the jobs inside."""
+
+    task: str
+    queue: str
+    options: JobOptions
+    instruments: Sequence[Instrument] = ()
+    many: int | None = None
+    """How many jobs it enqueues; None = one, by a call for one job."""
+    batch: str = ""
+    """The batch that they become members of; empty = none."""
+    jobs: Sequence[New] = ()
+    """The jobs, once they are built."""
+    around: ExitStack | None = None
+
+    def __enter__(self) -> Self:
+        if self.instruments:
+            with ExitStack() as stack:
+                for instrument in self.instruments:
+                    stack.enter_context(instrument.sending(self))
+                self.around = stack.pop_all()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        if self.around is not None:
+            self.around.__exit__(*raised)
 
 
 def _retry(name: str, value: Any) -> None:

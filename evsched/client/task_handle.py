@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from msgspec import Struct
@@ -14,7 +13,7 @@ from msgspec.structs import replace
 
 from evsched.client.client import Client, SyncClient
 from evsched.client.job_handle import Job, SyncJob
-from evsched.client.new_job import JobOptions, Sending, check_job_options, job_maker, without_later
+from evsched.client.new_job import Instrument, JobOptions, Sending, check_job_options, job_maker, without_later
 from evsched.client.option_values import unique_id
 from evsched.client.target_tasks import TargetJob, definition
 from evsched.client.transaction import Insertion, without_loop
@@ -45,9 +44,7 @@ class Outlet(Protocol):
 
     queue: str
     payload_cap: int
-    sending: Sending | None
-    carried: Callable[[], dict[str, str]] | None
-    """Returns the trace context that a job of a callback carries in its `meta`; None = there is none."""
+    instruments: list[Instrument]
 
     @property
     def client(self) -> Client: ...
@@ -111,24 +108,24 @@ class Enqueuer(Generic[P, R]):
 
     async def put(self, client: Client, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
         """Put a job on the schedule through a client, as `enqueue`; return its id."""
-        with self._sending() as options:
-            job = self._maker(options)(args, kwargs)
+        with self._sending() as sending:
+            job, options = self._new(args, kwargs, sending), sending.options
             await client.enqueue(self._queue, [job], options.get("on_conflict"), options.get("unique"))
         return job.id
 
     async def put_many(self, client: Client, calls: Iterable[tuple[Any, ...] | Arguments[P]]) -> list[str]:
         """Put many jobs on the schedule through a client, as `enqueue_many`; return their ids."""
         every = self._all(calls)
-        with self._sending(len(every)) as options:
-            jobs = self._new_many(every, options)
+        with self._sending(len(every)) as sending:
+            jobs, options = self._new_many(every, sending), sending.options
             await client.enqueue(self._queue, jobs, options.get("on_conflict"), options.get("unique"))
         return [job.id for job in jobs]
 
-    async def hand_over(self, calls: Iterable[Any], put: PutJobs) -> list[Job[R]]:
-        """Build jobs as `enqueue_many` does, and have `put` write them."""
+    async def hand_over(self, calls: Iterable[Any], put: PutJobs, batch: str = "") -> list[Job[R]]:
+        """Build jobs as `enqueue_many` does, and have `put` write them. `batch`: the batch that they belong to."""
         every = self._all(calls)
-        with self._sending(len(every)) as options:
-            ids = await put(self._queue, self._new_many(every, options), options)
+        with self._sending(len(every), batch) as sending:
+            ids = await put(self._queue, self._new_many(every, sending), sending.options)
         return [Job(job_id, self._queue, self._task.signature.returns, self._app.client) for job_id in ids]
 
     def template(self, argument: Any) -> dict[str, Any]:
@@ -141,7 +138,10 @@ class Enqueuer(Generic[P, R]):
             ConfigError: the options name an id or a time.
         """
         self._refuse(("id", "unique", "on_conflict", "due", "delay"), "a callback has its own id and time")
-        meta = {**(self._app.carried() if self._app.carried is not None else {}), **(self._options.get("meta") or {})}
+        meta = dict[str, Any]()
+        for instrument in self._app.instruments:
+            meta |= instrument.carried()
+        meta |= self._options.get("meta") or {}
         job = self._maker({**self._options, "meta": meta} if meta else self._options)((argument,), {})
         payload = decode(job.payload)
         del payload["args"]
@@ -189,8 +189,8 @@ class Enqueuer(Generic[P, R]):
             BadArguments, ConfigError: as `enqueue`; or the connection is not one of these.
             JobExists: as `enqueue`, according to the ledger. The transaction can go on.
         """
-        with self._sending() as options:
-            (job,) = await self._insert(connection, [self._maker(options)(args, kwargs)], options)
+        with self._sending() as sending:
+            (job,) = await self._insert(connection, [self._new(args, kwargs, sending)], sending.options)
         return job
 
     def enqueue_in_sync(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> str:
@@ -209,8 +209,8 @@ class Enqueuer(Generic[P, R]):
         jobs is inserted; but if another transaction inserts such an id at the same moment, the others are: roll back.
         """
         every = self._all(calls)
-        with self._sending(len(every)) as options:
-            return await self._insert(connection, self._new_many(every, options), options)
+        with self._sending(len(every)) as sending:
+            return await self._insert(connection, self._new_many(every, sending), sending.options)
 
     def enqueue_many_in_sync(self, connection: Any, /, calls: Iterable[tuple[Any, ...] | Arguments[P]]) -> list[str]:
         """Insert many jobs as `enqueue_many_in`, in a program without an event loop; return the jobs' ids."""
@@ -241,9 +241,14 @@ class Enqueuer(Generic[P, R]):
 
         return checked
 
-    def _new_many(self, calls: Iterable[Any], options: JobOptions) -> list[New]:
+    def _new(self, args: Sequence[Any], kwargs: dict[str, Any], sending: Sending) -> New:
+        job = self._maker(sending.options)(args, kwargs)
+        sending.jobs = (job,)
+        return job
+
+    def _new_many(self, calls: Iterable[Any], sending: Sending) -> list[New]:
         jobs = list[New]()
-        make = self._maker(options)
+        make = self._maker(sending.options)
         for call in calls:
             args, kwargs = (call.args, call.kwargs) if isinstance(call, Arguments) else (call, {})
             try:
@@ -254,6 +259,7 @@ class Enqueuer(Generic[P, R]):
                 jobs.append(make(args, kwargs))
             except BadArguments as error:
                 raise BadArguments(f"call {len(jobs)}: {error}") from None
+        sending.jobs = jobs
         return jobs
 
     def _all(self, calls: Any) -> list[Any]:
@@ -264,11 +270,8 @@ class Enqueuer(Generic[P, R]):
             )
         return list(cast("Iterable[Any]", calls))
 
-    def _sending(self, many: int | None = None) -> AbstractContextManager[JobOptions]:
-        around = self._app.sending
-        if around is None:
-            return nullcontext(self._options)
-        return around(self._task.name, self._queue, self._options, many)
+    def _sending(self, many: int | None = None, batch: str = "") -> Sending:
+        return Sending(self.name, self._queue, self._options, self._app.instruments, many, batch)
 
 
 class TaskHandle(Enqueuer[P, R]):

@@ -159,6 +159,7 @@ class Handlers:
     def __init__(self, program: Program, threads: int, worker: str = "") -> None:
         self._worker = worker
         self._middleware = program.middleware
+        self._around = program.around
         self._threads = anyio.CapacityLimiter(threads)
         self.state: Any = None
         """The value that the app's lifespan yields."""
@@ -229,14 +230,16 @@ class Handlers:
             run.took = now - run.began
 
     def _call_through(self, run: Run, prepared: Prepared) -> Awaitable[Any]:
-        """Call the handler, through the middleware if there is any."""
-        if prepared.task.on == "loop" and not self._middleware:
+        """Call the handler, through the instruments and the middleware if there are any."""
+        if prepared.task.on == "loop" and not self._middleware and not self._around:
             self.begin(run)
             run.entered = True
             return prepared.task.handler(*prepared.args, **prepared.kwargs)
         call: Callable[[], Awaitable[Any]] = partial(self._call, run, prepared)
         for middleware in reversed(self._middleware):
             call = partial(middleware, cast(CurrentJob, run.current), call)
+        for around in reversed(self._around):
+            call = partial(around, run, call)
         return call()
 
     async def _call(self, run: Run, prepared: Prepared) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from evsched.execution.run import Run
 from evsched.jobs import groups
 from evsched.jobs.current_job import CurrentJob
 from evsched.jobs.tasks import Tasks
@@ -18,6 +19,9 @@ from evsched.store.gate_limits import field
 
 Middleware = Callable[[CurrentJob, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 """Gets the job and a function that runs it (or the next middleware), and returns the result."""
+
+Around = Callable[[Run, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+"""Wraps a run as middleware does, outside all of it; the instruments of an app."""
 
 Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
 """Makes the resources that the tasks of a worker share; `current_job().state` is the value that it yields."""
@@ -45,6 +49,8 @@ class Program(Struct, frozen=True):
     """(queue, field of the limit, value); "" = every queue, by a setting of the worker, and in no revision."""
     shards: Shards = NONE
     """How many shards the queues have."""
+    around: list[Around] = []
+    """The instruments of the app, the outermost first."""
 
     @property
     def digest(self) -> str:

@@ -43,7 +43,7 @@ from evsched.jobs.kept import Keep, KeptAnswer, Question
 from evsched.jobs.record import DEFAULT_RETENTION
 from evsched.jobs.redaction import REDACTED
 from evsched.jobs.retry import Retry, least_delay
-from evsched.jobs.steering import GiveUp
+from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 from evsched.jobs.tasks import Hooks, Task, Tasks
 
 
@@ -290,6 +290,16 @@ class Run(Struct, eq=False):
         elif task := tasks.get(payload.task):
             self.hooks = task.hooks
         return prepared
+
+    def has_failed(self, error: BaseException | None) -> bool:
+        """Return whether a run that ended with this exception counts as failed; None = its handler returned.
+
+        A run that was cancelled, or that this worker lost, has not failed, nor has one that asks to run later. After
+        its timeout it has, even if a thread returns.
+        """
+        if isinstance(error, RetryLater | Snooze):
+            return False
+        return self.stop_reason == "timeout" or (error is not None and self.stop_reason is None)
 
     def end(self, outcome: Outcome | None) -> None:
         """Keep the outcome, unless the run was given up and has one; drop everything that only a live run needs.

@@ -20,10 +20,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from evsched import events, process_events
-from evsched.events import Event, Metric
-
-LATENESS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
-"""Upper bounds of buckets, in seconds: from the lateness of a good start to one that needs somebody's attention."""
+from evsched.events import LATENESS, Event, Metric
 
 RUN: Final = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600)
 

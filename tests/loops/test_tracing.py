@@ -1,4 +1,4 @@
-"""Tracing with the real SDK: a span for each enqueue, one for each run, and the link between them."""
+"""Tracing with the real SDK: spans of enqueues and runs with the link between them, metrics, records of exceptions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace as otel
+from opentelemetry._logs import SeverityNumber
+from opentelemetry.sdk._logs import LoggerProvider, ReadableLogRecord
+from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import Histogram, InMemoryMetricReader, Metric
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -28,6 +33,7 @@ from evsched import (
     current_job,
     events,
 )
+from evsched.client.new_job import new_job
 from evsched.config import Config
 from evsched.tracing import trace
 from tests.support import heavy
@@ -38,13 +44,18 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 class Traced:
-    """An app's spans."""
+    """An app's spans, metrics, and records of exceptions."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, **options: Any) -> None:
         self._memory = InMemorySpanExporter()
         self.provider = TracerProvider(shutdown_on_exit=False)
         self.provider.add_span_processor(SimpleSpanProcessor(self._memory))
-        trace(app, self.provider)
+        self._reader = InMemoryMetricReader()
+        meters = MeterProvider([self._reader], shutdown_on_exit=False)
+        self._records = InMemoryLogRecordExporter()
+        loggers = LoggerProvider(shutdown_on_exit=False)
+        loggers.add_log_record_processor(SimpleLogRecordProcessor(self._records))
+        trace(app, self.provider, meter_provider=meters, logger_provider=loggers, **options)
 
     def named(self, name: str) -> list[ReadableSpan]:
         """Return the spans that have ended, in the order in which they did."""
@@ -53,6 +64,25 @@ class Traced:
     def one(self, name: str) -> ReadableSpan:
         (span,) = self.named(name)
         return span
+
+    def records(self) -> list[ReadableLogRecord]:
+        return [*self._records.get_finished_logs()]
+
+    def metrics(self) -> dict[str, Metric]:
+        data = self._reader.get_metrics_data()
+        assert data is not None
+        return {metric.name: metric for metric in data.resource_metrics[0].scope_metrics[0].metrics}
+
+    def points(self, name: str) -> list[tuple[dict[str, Any], float]]:
+        """Return the attributes of each point of a metric, without those of the server, and its number or count."""
+        points = self.metrics()[name].data.data_points
+        return [
+            (
+                {key: value for key, value in (point.attributes or {}).items() if not key.startswith("server.")},
+                getattr(point, "count", None) or getattr(point, "value", 0),
+            )
+            for point in points
+        ]
 
 
 @pytest.fixture
@@ -83,7 +113,7 @@ async def test_a_run_is_linked_to_its_enqueue_and_begins_a_trace(
 
     tracer = spans.provider.get_tracer("test")
     with tracer.start_as_current_span("ambient") as ambient:
-        async with system(config, app):
+        async with system(config, app) as running:
             job = await noop.enqueue()
             await job.result(PATIENCE)
     sent, run = spans.one("enqueue noop"), spans.one("run noop")
@@ -99,7 +129,9 @@ async def test_a_run_is_linked_to_its_enqueue_and_begins_a_trace(
         "messaging.destination.name": queue,
         "messaging.message.id": job.id,
         "evsched.task": "noop",
+        **{key: value for key, value in attributes(sent).items() if key.startswith("server.")},
     }
+    assert "server.address" in same
     assert attributes(sent) == {**same, "messaging.operation.name": "enqueue", "messaging.operation.type": "send"}
     lateness = attributes(run)["evsched.lateness"]
     assert 0 <= lateness < PATIENCE
@@ -107,6 +139,7 @@ async def test_a_run_is_linked_to_its_enqueue_and_begins_a_trace(
         **same,
         "messaging.operation.name": "run",
         "messaging.operation.type": "process",
+        "messaging.client.id": running.workers[0].id,
         "evsched.attempt": 1,
         "evsched.lateness": lateness,
     }
@@ -125,8 +158,7 @@ async def test_a_unique_job_keeps_its_id_when_it_is_traced(config: Config, app: 
         first, second = await once.enqueue(), await once.enqueue()
         await first.result(PATIENCE)
     assert first.id == second.id
-    # The id is made of arguments that are checked within the span.
-    assert ["messaging.message.id" in attributes(span) for span in spans.named("enqueue noop")] == [False, False]
+    assert {attributes(span)["messaging.message.id"] for span in spans.named("enqueue noop")} == {first.id}
     assert attributes(spans.one("run noop"))["messaging.message.id"] == first.id
 
 
@@ -149,8 +181,18 @@ async def test_each_attempt_is_a_span_and_a_failed_one_says_so(config: Config, a
         (StatusCode.ERROR, "the account is closed"),
     ]
     assert [attributes(run)["error.type"] for run in runs] == ["ValueError", "evsched.jobs.steering.GiveUp"]
-    assert [[event.name for event in run.events] for run in runs] == [["exception"]] * 2
-    assert (runs[0].events[0].attributes or {})["exception.message"] == "no luck"
+    first, second = [found.log_record for found in spans.records()]  # one for each, and no event of the span
+    assert not any(run.events for run in runs)
+    assert (first.event_name, first.severity_number) == ("messaging.process.exception", SeverityNumber.ERROR)
+    assert [(record.trace_id, record.span_id) for record in (first, second)] == [ids(run) for run in runs]
+    described = dict(first.attributes or {})
+    stack = str(described.pop("exception.stacktrace"))
+    assert stack.endswith("ValueError: no luck\n")
+    assert "in fail" in stack
+    own = {"exception.type": "ValueError", "exception.message": "no luck"}
+    of_span = {key: value for key, value in attributes(runs[0]).items() if key != "error.type"}
+    assert described == {**of_span, **own}
+    assert (second.attributes or {})["exception.type"] == "evsched.jobs.steering.GiveUp"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +216,8 @@ async def test_retry_later_and_snooze_are_not_span_errors(
     first, second = spans.named("run wait")
     assert first.status.status_code is StatusCode.UNSET
     assert attributes(first)[attribute] == reason
-    assert not first.events
+    assert not spans.records()
+    assert not any("error.type" in found for found, _ in spans.points("messaging.process.duration"))
     assert attribute not in attributes(second)
 
 
@@ -195,7 +238,8 @@ async def test_a_timeout_is_an_error(config: Config, app: App, spans: Traced, pl
     run = spans.one("run slow")
     assert run.status.status_code is StatusCode.ERROR
     assert (attributes(run)["error.type"], attributes(run)["evsched.stopped"]) == ("timeout", "timeout")
-    assert len(run.events) == (0 if plain else 1)  # where it was cancelled
+    assert len(spans.records()) == (0 if plain else 1)  # where it was cancelled
+    assert [found["error.type"] for found, _ in spans.points("messaging.process.duration")] == ["timeout"]
 
 
 async def test_a_cancelled_job_has_not_failed(config: Config, app: App, spans: Traced) -> None:
@@ -298,8 +342,10 @@ async def test_a_task_in_a_process_has_a_span_and_a_failure_names_the_error(
             await (await steer.enqueue("fail")).result(PATIENCE)
     assert linked(spans.one("run double")) == [ids(spans.one("enqueue double"))]
     failed = spans.one("run steer")
-    assert attributes(failed)["error.type"] == "evsched.execution.process_pool.HandlerFailed"
+    assert attributes(failed)["error.type"] == "ValueError"
     assert "ValueError: no luck" in (failed.status.description or "")
+    (found,) = spans.records()
+    assert "in steer\n" in str((found.log_record.attributes or {})["exception.stacktrace"])
 
 
 async def test_an_enqueue_without_an_event_loop_has_a_span(config: Config, app: App, spans: Traced) -> None:
@@ -435,6 +481,83 @@ async def test_an_enqueue_that_is_refused_is_an_error(config: Config, app: App, 
     assert good.status.status_code is StatusCode.UNSET
     assert (twice.status.status_code, attributes(twice)["error.type"]) == (StatusCode.ERROR, "evsched.errors.JobExists")
     assert attributes(no_json)["error.type"] == "evsched.errors.ConfigError"
+    assert not spans.records()  # the caller got the exception
+    refused = {"evsched.errors.JobExists", "evsched.errors.ConfigError"}
+    calls = spans.points("messaging.client.operation.duration")
+    assert {found.get("error.type") for found, _ in calls} == {None, *refused}
+    assert {found.get("error.type"): count for found, count in spans.points("messaging.client.sent.messages")} == {
+        None: 1,
+        "evsched.errors.JobExists": 1,  # the one that is no JSON was not sent
+    }
+
+
+async def test_metrics_follow_the_conventions(config: Config, app: App, spans: Traced, queue: str) -> None:
+    @app.task(retry=Retry(attempts=1))
+    async def half(n: int) -> int:
+        return 2 // n
+
+    async with system(config, app):
+        jobs = [*await half.enqueue_many([(1,), (2,)]), await half.enqueue(0)]
+        for job in jobs[:2]:
+            await job.result(PATIENCE)
+        with pytest.raises(JobDead):
+            await jobs[2].result(PATIENCE)
+    same = {"messaging.system": "evsched", "messaging.destination.name": queue, "evsched.task": "half"}
+    sent, run = {**same, "messaging.operation.name": "enqueue"}, {**same, "messaging.operation.name": "run"}
+    assert spans.points("messaging.client.sent.messages") == [(sent, 3)]
+    assert spans.points("messaging.client.operation.duration") == [({**sent, "messaging.operation.type": "send"}, 2)]
+    assert spans.points("messaging.client.consumed.messages") == [(run, 3)]
+    assert spans.points("evsched.job.lateness") == [(run, 3)]
+    ended = spans.points("messaging.process.duration")
+    assert sorted(count for _, count in ended) == [1, 2]
+    assert ({**run, "error.type": "ZeroDivisionError"}, 1) in ended
+    every = spans.metrics()
+    assert {metric.unit for metric in every.values()} == {"s", "{message}"}
+    for name in ("messaging.client.operation.duration", "messaging.process.duration"):
+        data = every[name].data
+        assert isinstance(data, Histogram)
+        bounds = data.data_points[0].explicit_bounds
+        assert tuple(bounds) == (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+
+
+async def test_spans_may_be_named_after_the_queue_and_runs_be_children(config: Config, app: App, queue: str) -> None:
+    spans = Traced(app, span_names="queue", parent=True)
+
+    @app.task
+    async def noop() -> None: ...
+
+    async with system(config, app) as running:
+        await (await noop.enqueue()).result(PATIENCE)
+        await app.client.enqueue(queue, [new_job("noop", (), {}, {})])
+        await running.recorder.wait(events.Completed, count=2)
+    sent, (run, alone) = spans.one(f"enqueue {queue}"), spans.named(f"run {queue}")
+    assert run.parent is not None
+    assert (run.parent.trace_id, run.parent.span_id) == ids(sent)
+    assert alone.parent is None
+    assert (linked(run), linked(alone)) == ([], [])
+
+
+def test_a_wrong_name_of_spans_is_refused(app: App) -> None:
+    with pytest.raises(ConfigError, match=r"span_names is 'job': give \"task\" or \"queue\""):
+        trace(app, span_names="job")  # pyright: ignore[reportArgumentType]
+
+
+async def test_jobs_of_a_batch_have_its_id_and_others_do_not(config: Config, app: App, spans: Traced) -> None:
+    @app.task
+    async def last() -> None: ...
+
+    @app.task
+    async def first() -> None:
+        await (await last.using(meta=current_job().meta).enqueue()).result(PATIENCE)
+
+    async with system(config, app):
+        async with app.batch() as batch:
+            job = await batch.add(first)
+        await job.result(PATIENCE)
+    key = "messaging.message.conversation_id"
+    assert [attributes(spans.one(name)).get(key) for name in ("enqueue first", "run first")] == [batch.id] * 2
+    assert [attributes(spans.one(name)).get(key) for name in ("enqueue last", "run last")] == [None] * 2
+    assert linked(spans.one("run last")) == linked(spans.one("run first"))  # the handler passed its context on
 
 
 def test_an_app_is_traced_once(app: App, spans: Traced) -> None:
