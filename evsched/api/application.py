@@ -28,7 +28,7 @@ from starlette.types import Send as SendMessage
 from evsched import environment
 from evsched.api import endpoints, request_body
 from evsched.api.access import Access
-from evsched.api.api_request import ApiRequest, KnownShards, Waiters, check_served, idempotency_key
+from evsched.api.api_request import ApiRequest, KnownShards, Waiters, WaitingFetches, check_served, idempotency_key
 from evsched.api.endpoints import OPERATIONS, Operation
 from evsched.api.replies import Health, Problem, Reply, error_response, invalid, response
 from evsched.api.request_body import UnreadBody
@@ -123,6 +123,7 @@ class _Endpoints:
         self.client = Client(config.url)
         self.shards = KnownShards(self.client)
         self.waiters = Waiters(config.api_waiting_cap)
+        self.fetches = WaitingFetches(config.api_fetching_cap)
         self.health = HealthPages(self.client, next(iter(config.queues), DEFAULT_QUEUE))
 
     async def answer(self, operation: Operation, request: Request) -> Response:
@@ -147,7 +148,7 @@ class _Endpoints:
         client = self.client
         if operation.needs == "write":
             client = client.as_operator(f"token {caller[:_DIGITS]}" if caller else "anyone", "api")
-        checked = ApiRequest(client, self.shards, self.config, self.waiters, request, caller)
+        checked = ApiRequest(client, self.shards, self.config, self.waiters, self.fetches, request, caller)
         try:
             return response(await operation.handler(checked, **given))
         except JobMissing:
@@ -202,7 +203,7 @@ def create(config: Config | None = None) -> Starlette:
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    app.state.waiters = server.waiters
+    app.state.waiters = server.waiters, server.fetches
     return app
 
 

@@ -190,7 +190,7 @@ def run_api(config: Config) -> None:
         raise api.missing()
 
     app = api.create(config)
-    ends: list[Callable[[], None]] = [app.state.waiters.stop]
+    ends: list[Callable[[], None]] = [waiters.stop for waiters in app.state.waiters]
     if config.api_console:
         from evsched import console  # needs the extra `console`
         from evsched.services.asgi_server import mounted

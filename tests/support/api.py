@@ -17,6 +17,7 @@ from evsched.config import Config
 
 READ: Final = "a-token-that-may-read-only"
 WRITE: Final = "a-token-that-may-write-too"
+WORK: Final = "a-token-that-may-work-only"
 LATER: Final = 4_000_000_000.0
 """A moment at which nothing is due yet."""
 
@@ -86,7 +87,9 @@ def _misfits(schema: Any, value: Any) -> list[str]:
 @asynccontextmanager
 async def calling(url: str, **settings: Any) -> AsyncGenerator[Caller]:
     """Yield a caller of an application with these settings."""
-    tokens = {} if settings.get("api_open_hosts") else {"api_read_tokens": (READ,), "api_write_tokens": (WRITE,)}
+    tokens = {"api_read_tokens": (READ,), "api_write_tokens": (WRITE,), "api_work_tokens": (WORK,)}
+    if settings.get("api_open_hosts"):
+        tokens = {}
     defaults: dict[str, Any] = {"api_rate": 100_000, "api_unknown_rate": 100_000, **tokens}
     app = create(Config(url=url, **defaults | settings))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
