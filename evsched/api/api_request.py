@@ -25,6 +25,7 @@ from evsched.client.operations import once
 from evsched.client.spread import read_all_shards
 from evsched.config import Config
 from evsched.errors import ShardsUnread
+from evsched.events import Emit
 from evsched.remote.remote_worker import RemoteWorker
 from evsched.runtime.loops import background, first_of
 from evsched.shards import NONE, Shards, unread
@@ -159,6 +160,7 @@ class ApiRequest(Struct, frozen=True):
     config: Config
     waiters: Waiters
     fetches: WaitingFetches
+    emit: Emit
     http: Request
     caller: str
     """A digest of the caller's token; "" = it needs none."""
@@ -178,7 +180,7 @@ class ApiRequest(Struct, frozen=True):
     @property
     def worker(self) -> RemoteWorker:
         """The worker that sends the request."""
-        return RemoteWorker(self.client, self.config, self.queue, self.http.path_params["worker"])
+        return RemoteWorker(self.client, self.config, self.emit, self.queue, self.http.path_params["worker"])
 
     @property
     def store(self) -> Store:

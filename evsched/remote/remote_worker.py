@@ -26,13 +26,14 @@ from evsched.client.client import Client
 from evsched.client.operations import Wait
 from evsched.config import Config
 from evsched.errors import ConfigError, RunGone
+from evsched.events import Emit, Started
 from evsched.execution.deferral import UNKNOWN_MOST, RunStore, UnknownTasks, check_window
 from evsched.execution.failure import cut_traceback
 from evsched.execution.program import Program
 from evsched.execution.run import Delivery, Failed, NoTask, Prepared, Run, judge, read_payload
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Buried, Deferred, FetchedJob, Outcome, Payload, decode, is_not_finite
-from evsched.jobs.record import unknown_since
+from evsched.jobs.record import number, unknown_since
 from evsched.jobs.retry import NAME_MOST, Retry, read_policy, task_of
 from evsched.jobs.tasks import Task, Tasks, define
 from evsched.keys import NAME
@@ -42,7 +43,7 @@ from evsched.store import server
 from evsched.store.queue import Announced
 from evsched.store.store import Store
 from evsched.store.worker_calls import Renewed
-from evsched.worker.exchange import is_end_of
+from evsched.worker.exchange import events_of, is_end_of
 
 PREFIX: Final = "http:"
 """Before the name of such a worker in Redis: it cannot take the jobs of one of ours, and operators see what it is."""
@@ -138,18 +139,21 @@ class _Reads(RunStore):
 class RemoteWorker:
     """A worker of a queue, for one request. `name`: as it calls itself; no other process may use it.
 
+    It emits the events of runs that our own workers emit.
+
     Its methods raise StoreDown and StoreRefused, as those of the client.
 
     Raises:
         ConfigError: the name is too long.
     """
 
-    def __init__(self, client: Client, config: Config, queue: str, name: str) -> None:
+    def __init__(self, client: Client, config: Config, emit: Emit, queue: str, name: str) -> None:
         self.id = PREFIX + name
         if not NAME.fullmatch(self.id):
             raise ConfigError(f"the name of a worker has {len(name)} characters: give it a shorter one")
         self._client = client
         self._config = config
+        self._emit = emit
         self._queue = queue
         self._stores = client.stores(queue)
         self.times = Times(config)
@@ -217,7 +221,22 @@ class RemoteWorker:
         await self._write(store, [run for run in runs if run.outcome is not None])
         begun = [run for run in runs if run.outcome is None]
         lost = await send(store.begin(self.id, [(run.job, "1") for run in begun])) if begun else []
-        return [self._job(run) for run in begun if run.job.id not in lost]
+        begun = [run for run in begun if run.job.id not in lost]
+        self._report_started(store, [run for run in begun if run.job.id not in ids])
+        return [self._job(run) for run in begun]
+
+    def _report_started(self, store: Store, runs: Sequence[Run]) -> None:
+        if runs:
+            self._emit(
+                Started(
+                    queue=store.queue,
+                    worker=self.id,
+                    ids=[run.job.id for run in runs],
+                    tasks=[run.task for run in runs],
+                    lateness=[run.delivery.now - run.job.due for run in runs],
+                    attempts=[run.job.attempt for run in runs],
+                )
+            )
 
     async def _tasks(self, store: Store, runs: Sequence[Run]) -> Mapping[str, Task]:
         """Return the tasks of runs. Each has the retry policy of our own workers that have it, if there are any."""
@@ -324,6 +343,8 @@ class RemoteWorker:
             # The request may be a repetition, whose first reply was lost.
             if not lost or is_end_of(run, await self._client.send(store.last_run(job_id))):
                 return
+            for event in events_of(store.queue, self.id, [run], lost):
+                self._emit(event)
         raise RunGone(
             f"the run of {job_id} is not worker {self.id}'s any more: forget the job. It may have ended by an earlier "
             "request of which no reply came, was cancelled, or runs elsewhere because the lease was lost"
@@ -343,11 +364,19 @@ class RemoteWorker:
         except ConfigError:
             policy = Retry()
         run.task, run.prepared = payload.task, Prepared(payload, task, policy, [], {})
+        started = number(run.job.run.partition(" ")[2].encode())
+        run.took = None if started is None else max(0.0, last.now - started)
         return run
 
     async def _write(self, store: Store, runs: Sequence[Run]) -> list[str]:
         """Write the outcomes of runs; return the ids of the runs that are not this worker's any more."""
-        return [job_id for call, _ in store.end_runs(self.id, runs) for job_id in (await self._client.send(call)).lost]
+        found = list[str]()
+        for call, ended in store.end_runs(self.id, runs):
+            lost = (await self._client.send(call)).lost
+            found += lost
+            for event in events_of(store.queue, self.id, [run for run in ended if run.job.id not in lost]):
+                self._emit(event)
+        return found
 
     def _find(self, token: str) -> tuple[Store, str]:
         """Return the shard of a run, and its name there.

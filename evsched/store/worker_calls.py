@@ -92,6 +92,8 @@ class LastRun(Struct, frozen=True):
     """How the job ended; None: it has not."""
     payload: bytes | None
     """The job's payload; None: there is no record."""
+    now: float
+    """When this was read, by Redis's clock."""
 
 
 Need = Literal["ready", "undeclared", "sought", ""]
@@ -233,7 +235,7 @@ class WorkerCalls(Queue):
             worker, attempt, started, outcome = (
                 _optional_text(record.get(name)) for name in ("worker", "attempt", "started", "outcome")
             )
-            return LastRun(worker, f"{attempt or ''} {started or ''}", outcome, record.get("payload"))
+            return LastRun(worker, f"{attempt or ''} {started or ''}", outcome, record.get("payload"), float(reply[0]))
 
         return self._verb("look", last, self._now(), job_id)
 

@@ -12,13 +12,14 @@ from msgspec.structs import replace
 
 from evsched import App
 from evsched.config import Config
-from evsched.events import Dispatched, JobsRequeued
+from evsched.events import Completed, Dispatched, JobBuried, JobsRequeued, Retrying, RunLost, Started
 from evsched.store import server as server_calls
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from tests.support.api import READ, WORK, WRITE, Caller, calling
 from tests.support.patience import PATIENCE
+from tests.support.recorder import Recorder
 from tests.support.system import System, system
 
 
@@ -150,6 +151,26 @@ async def test_waiting_fetches_share_a_connection_and_each_job_wakes_one(
         assert (len(done), len(waiting)) == (1, left - 1)
         (job,) = done.copy().pop().result()
         assert await workers.pop(done.pop()).end("complete", job) == 204
+
+
+async def test_runs_have_the_events_of_runs_of_our_own_workers(
+    worker: Remote, api: Caller, queue: str, recorder: Recorder
+) -> None:
+    api.events.subscribe(recorder)
+    await enqueue(api, queue, "a", retry={"attempts": 2})
+    (job,) = await worker.fetch()
+    assert await worker.end("retry", job, reason="no", delay=0) == 204
+    (again,) = await worker.fetch()
+    assert await worker.end("retry", again, reason="no") == 204
+    await enqueue(api, queue, "b")
+    (done,) = await worker.fetch()
+    assert await worker.end("complete", done) == 204
+    assert await worker.end("complete", done) == 204
+    assert await worker.end("complete", again) == 409
+    kinds = [type(event) for event in recorder.events]
+    assert kinds == [Started, Retrying, Started, JobBuried, Started, Completed, RunLost]
+    completed = next(event for event in recorder.events if isinstance(event, Completed))
+    assert (completed.worker, completed.tasks, completed.seconds[0] > 0) == ("http:web1", ["t"], True)
 
 
 async def test_waiting_fetches_are_limited(server: EmbeddedRedis, queue: str) -> None:

@@ -14,6 +14,7 @@ from evsched.api import endpoints
 from evsched.api.application import create
 from evsched.api.endpoints import OPERATIONS, Operation
 from evsched.config import Config
+from evsched.events import Events
 
 READ: Final = "a-token-that-may-read-only"
 WRITE: Final = "a-token-that-may-write-too"
@@ -27,8 +28,10 @@ _DOCUMENT: Final = endpoints.document("")
 class Caller:
     """Sends requests with a token that may write, unless another is given."""
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
+    def __init__(self, client: httpx.AsyncClient, events: Events) -> None:
         self.client = client
+        self.events = events
+        """Those of the runs of workers that use the API."""
 
     async def ask(
         self, method: str, path: str, body: Any = None, *, token: str | None = WRITE, **options: Any
@@ -97,4 +100,4 @@ async def calling(url: str, **settings: Any) -> AsyncGenerator[Caller]:
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url="http://api") as client,
     ):
-        yield Caller(client)
+        yield Caller(client, app.state.events)
