@@ -50,8 +50,14 @@ def service(url: str, *words: str, **environment: str) -> Generator[subprocess.P
     """Run a service of evsched as a process of its own, which ends with this one."""
     ours, theirs = socket.socketpair()
     child = subprocess.Popen(
-        [sys.executable, "-m", "evsched", *words, "--log-level", "WARNING"],
-        env={**os.environ, **environment, "EVSCHED_URL": url, LINK: str(theirs.fileno())},
+        [sys.executable, "-m", "evsched", *words],
+        env={
+            **os.environ,
+            "EVSCHED_LOG_LEVEL": "WARNING",
+            **environment,
+            "EVSCHED_URL": url,
+            LINK: str(theirs.fileno()),
+        },
         pass_fds=[theirs.fileno()],  # they end with this process, however that ends
         start_new_session=True,  # Ctrl-C is for this process, which then ends them
     )

@@ -48,6 +48,9 @@ _LOOK: Final = 0.05
 _OUTPUT: Final = 1500
 """Characters of a program's output that are shown."""
 
+_QUIET: Final = {"EVSCHED_LOG_LEVEL": "CRITICAL"}
+"""For the services: the failures that they would log are those of the scenes."""
+
 T = TypeVar("T")
 
 
@@ -105,7 +108,7 @@ class Stage:
             self.redis = enter(EmbeddedRedis())
             self.client = SyncClient(self.redis.url)
             self._stack.callback(self.client.close)
-            enter(service(self.redis.url, "dispatcher", EVSCHED_LEASE=str(self.lease)))
+            enter(service(self.redis.url, "dispatcher", EVSCHED_LEASE=str(self.lease), **_QUIET))
             self._stack.callback(self._api.close)
             self._stack.callback(self.kill)
             with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -127,7 +130,7 @@ class Stage:
     def start_api(self) -> None:
         """Start the API, at the same address each time, and wait until it listens."""
         tokens = {f"EVSCHED_API_{right}_TOKENS": self._token for right in ("WRITE", "WORK")}
-        settings = {"EVSCHED_API_PORT": str(self._port), "EVSCHED_API_RATE": "100000", **tokens}
+        settings = {"EVSCHED_API_PORT": str(self._port), "EVSCHED_API_RATE": "100000", **tokens, **_QUIET}
         self._process = self._api.enter_context(service(self.redis.url, "api", **settings))
         self.until(self._listens, "the API listens")
 
