@@ -104,7 +104,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         float,
         Setting(
             "Seconds that a job waits for a worker that knows its task; then it goes to the dead-letter set",
-            _WORKERS,
+            (*_WORKERS, *_API),
             _LENGTH,
         ),
     ] = 600.0
@@ -172,11 +172,14 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     api_write_tokens: Annotated[
         tuple[str, ...], Setting("The same of the callers that may read and write", _API, secret=True)
     ] = ()
+    api_work_tokens: Annotated[
+        tuple[str, ...], Setting("The same of the workers that may fetch and end jobs", _API, secret=True)
+    ] = ()
     api_open_hosts: Annotated[
         tuple[str, ...],
         Setting(
-            "Without any token: let every caller read and write that reaches the API by an address, as localhost, or "
-            "by this name; * allows all names; repeat the flag for several",
+            "Without any token: let every caller read, write and work that reaches the API by an address, as "
+            "localhost, or by this name; * allows all names; repeat the flag for several",
             _API,
         ),
     ] = ()
@@ -257,6 +260,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many jobs, queues or recurrences one request may list."""
     api_waiting_cap: int = 100
     """How many requests may wait for a job's end. Each has a connection to Redis."""
+    api_fetching_cap: int = 1000
+    """How many fetches may wait for a job. Those of one queue share a connection to Redis."""
 
     # The times that follow from the lease: lease.Times has their reasons. None = as they follow.
     heartbeat: float | None = None

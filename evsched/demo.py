@@ -46,13 +46,20 @@ async def lateness() -> float:
 
 
 @contextlib.contextmanager
-def _process(url: str, *words: str) -> Generator[subprocess.Popen[bytes]]:
+def service(url: str, *words: str, **environment: str) -> Generator[subprocess.Popen[bytes]]:
+    """Run a service of evsched as a process of its own, which ends with this one."""
     ours, theirs = socket.socketpair()
     child = subprocess.Popen(
-        [sys.executable, "-m", "evsched", *words, "--log-level", "WARNING"],
-        env={**os.environ, "EVSCHED_URL": url, LINK: str(theirs.fileno())},
-        pass_fds=[theirs.fileno()],  # they end with the demo, however that ends
-        start_new_session=True,  # Ctrl-C is for the demo, which then ends them
+        [sys.executable, "-m", "evsched", *words],
+        env={
+            **os.environ,
+            "EVSCHED_LOG_LEVEL": "WARNING",
+            **environment,
+            "EVSCHED_URL": url,
+            LINK: str(theirs.fileno()),
+        },
+        pass_fds=[theirs.fileno()],  # they end with this process, however that ends
+        start_new_session=True,  # Ctrl-C is for this process, which then ends them
     )
     theirs.close()
     try:
@@ -78,7 +85,7 @@ def run_demo(url: str, jobs: int, seconds: float, idle: float) -> int:
         raise ConfigError("the demo needs one server, redis://HOST:PORT: it cannot use sentinels or a cluster")
     client: Any = redis.Redis.from_url(url, protocol=2, driver_info=None, socket_timeout=30)
     ours = SyncClient(url)
-    with _process(url, "dispatcher", "--queue", app.queue) as one, _process(url, "worker", "evsched.demo:app") as two:
+    with service(url, "dispatcher", "--queue", app.queue) as one, service(url, "worker", "evsched.demo:app") as two:
         try:
             print("a dispatcher process and a worker process are starting", flush=True)
             _wait_until_ready(ours, one, two)

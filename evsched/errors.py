@@ -12,6 +12,7 @@ EvschedError
 │   ├── JobRunning     a worker runs it
 │   ├── JobChanged     it is not as you have seen it: edited, replaced, rescheduled or dead since
 │   ├── JobLate        it came too late to be a member of its batch
+│   ├── RunGone        its run is not this worker's any more
 │   ├── JobDead        `result()` of a job that was given up, or cancelled
 │   └── BadResult      `result()` of a job whose result is not what its task returns
 └── StoreError         about Redis
@@ -79,6 +80,10 @@ class JobChanged(JobError):
 
 class JobLate(JobError):
     """The job comes too late to be a member of its batch."""
+
+
+class RunGone(JobError):
+    """The run is not this worker's any more."""
 
 
 class JobDead(JobError):

@@ -310,6 +310,7 @@ if is_mixed then
     for i, name in ipairs(names) do
       job[name] = fields[i] or nil
     end
+    job.rest = true -- a light job's record is short, so this one has other fields, such as the attempts
     return not fields.err and job or nil
   end
 

@@ -1,11 +1,11 @@
-"""Access: bearer tokens of two kinds, and how many requests each caller may make (a token bucket)."""
+"""Access: bearer tokens with three kinds of rights, and how many requests each caller may make (a token bucket)."""
 
 from __future__ import annotations
 
 import hmac
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
@@ -35,8 +35,10 @@ class Bucket:
         return 0.0
 
 
-Scope = Literal["read", "write"]
-"""The right that an operation needs, and a token gives: "write" includes "read"."""
+Scope = Literal["read", "write", "work"]
+"""A right that an operation needs, and a token gives: to read, to change, to run jobs. A token that may write may also
+read. Workers get all arguments, also redacted ones, which readers do not; so no other right includes this one.
+"""
 
 _FORM: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 """The characters of a bearer token (RFC 6750)."""
@@ -51,9 +53,9 @@ _SHORTEST: Final = 20
 class _Caller:
     """One token, of which only the digest is kept."""
 
-    def __init__(self, token: str, scope: Scope, rate: float) -> None:
+    def __init__(self, token: str, scopes: Set[Scope], rate: float) -> None:
         self.digest = _digest(token)
-        self.scope: Scope = scope
+        self.scopes = scopes
         self.bucket = Bucket(rate)
 
 
@@ -73,6 +75,7 @@ class Access:
     def __init__(self, config: Config) -> None:
         read = _read_tokens("api_read_tokens", config.api_read_tokens)
         write = _read_tokens("api_write_tokens", config.api_write_tokens)
+        work = _read_tokens("api_work_tokens", config.api_work_tokens)
         if read & write:
             raise ConfigError("the same API token is given for reading and for writing: give it for writing only")
         for name in config.api_open_hosts:
@@ -81,15 +84,19 @@ class Access:
                     f"EVSCHED_API_OPEN_HOSTS: {name!r} is not the name of a host: write it without scheme and port, as "
                     "api.example.com, or *; leave it out if callers need a token"
                 )
-        if config.api_open_hosts and (read or write):
+        if config.api_open_hosts and (read or write or work):
             raise ConfigError("the API has tokens, and is open to callers without one: leave out one of both")
-        if not (config.api_open_hosts or read or write):
+        if not (config.api_open_hosts or read or write or work):
             raise ConfigError(
                 "the API has no token: set EVSCHED_API_WRITE_TOKENS to a secret, such as the output of `openssl rand "
                 "-hex 32`; or let every caller of this host read and write with --open-host localhost"
             )
         rate = config.api_rate
-        self._callers = [_Caller(token, "write" if token in write else "read", rate) for token in sorted(read | write)]
+        granted: dict[Scope, set[str]] = {"read": read | write, "write": write, "work": work}
+        self._callers = [
+            _Caller(token, {scope for scope, tokens in granted.items() if token in tokens}, rate)
+            for token in sorted(read | write | work)
+        ]
         self._open = Bucket(rate) if config.api_open_hosts else None
         self._unknown = Bucket(config.api_unknown_rate)
 
@@ -115,12 +122,13 @@ class Access:
                 {"WWW-Authenticate": 'Bearer realm="evsched"'},
             )
         _take(caller.bucket, now, "with this token")
-        if needs == "write" and caller.scope == "read":
+        if needs not in caller.scopes:
+            may = " and ".join(sorted(caller.scopes))
             raise Problem(
                 HTTPStatus.FORBIDDEN,
-                "read-only",
-                "this token may only read: use one that may write",
-                {"WWW-Authenticate": 'Bearer realm="evsched", error="insufficient_scope", scope="write"'},
+                "missing-right",
+                f"this token may only {may}: use one that may {needs}",
+                {"WWW-Authenticate": f'Bearer realm="evsched", error="insufficient_scope", scope="{needs}"'},
             )
         return caller.digest.hex()
 

@@ -12,6 +12,7 @@ from collections.abc import Coroutine
 from hashlib import sha256
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +25,8 @@ from evsched.client.operations import once
 from evsched.client.spread import read_all_shards
 from evsched.config import Config
 from evsched.errors import ShardsUnread
+from evsched.events import Emit
+from evsched.remote.remote_worker import RemoteWorker
 from evsched.runtime.loops import background, first_of
 from evsched.shards import NONE, Shards, unread
 from evsched.store.queue import IdempotentRequest
@@ -91,7 +94,7 @@ EXAMINED_MOST: Final = 100_000
 
 
 class Waiters:
-    """The requests that wait for the end of a job: each has a connection to Redis of its own."""
+    """The requests that wait for something, such as the end of a job."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -110,7 +113,7 @@ class Waiters:
         """
         if self._now >= self._most:
             ending.close()
-            detail = "too many requests wait for the end of a job: look again later, or wait for fewer jobs"
+            detail = "too many requests wait: ask again later, or start another process of the API"
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "too-many-waiting", detail, {"Retry-After": "1"})
         self._now += 1
         try:
@@ -121,8 +124,20 @@ class Waiters:
             self._now -= 1
 
 
+class WaitingFetches(Waiters):
+    """The fetches that wait for a job. One at a time of a queue waits in Redis, so a job does not wake them all."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self._turns = WeakValueDictionary[str, asyncio.Lock]()
+
+    def turn(self, queue: str) -> asyncio.Lock:
+        """Return the lock that a fetch holds while it waits in Redis. The one that came first gets it first."""
+        return self._turns.setdefault(queue, asyncio.Lock())
+
+
 async def _disconnect(http: Request) -> None:
-    """Return when the caller of a request without a body has closed the connection."""
+    """Return when the caller of a request whose body has been read has closed the connection."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
 
@@ -144,6 +159,8 @@ class ApiRequest(Struct, frozen=True):
     shards: KnownShards
     config: Config
     waiters: Waiters
+    fetches: WaitingFetches
+    emit: Emit
     http: Request
     caller: str
     """A digest of the caller's token; "" = it needs none."""
@@ -159,6 +176,11 @@ class ApiRequest(Struct, frozen=True):
     @property
     def name(self) -> str:
         return self.http.path_params["name"]
+
+    @property
+    def worker(self) -> RemoteWorker:
+        """The worker that sends the request."""
+        return RemoteWorker(self.client, self.config, self.emit, self.queue, self.http.path_params["worker"])
 
     @property
     def store(self) -> Store:

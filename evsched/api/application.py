@@ -28,7 +28,7 @@ from starlette.types import Send as SendMessage
 from evsched import environment
 from evsched.api import endpoints, request_body
 from evsched.api.access import Access
-from evsched.api.api_request import ApiRequest, KnownShards, Waiters, check_served, idempotency_key
+from evsched.api.api_request import ApiRequest, KnownShards, Waiters, WaitingFetches, check_served, idempotency_key
 from evsched.api.endpoints import OPERATIONS, Operation
 from evsched.api.replies import Health, Problem, Reply, error_response, invalid, response
 from evsched.api.request_body import UnreadBody
@@ -37,6 +37,7 @@ from evsched.client.client import Client
 from evsched.client.operations import Send
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.errors import EvschedError, JobMissing
+from evsched.events import Events
 from evsched.telemetry.process_telemetry import why_redis_does_not_serve
 from evsched.web_origins import is_known_host, is_other_origin
 
@@ -123,6 +124,9 @@ class _Endpoints:
         self.client = Client(config.url)
         self.shards = KnownShards(self.client)
         self.waiters = Waiters(config.api_waiting_cap)
+        self.fetches = WaitingFetches(config.api_fetching_cap)
+        self.events = Events()
+        """Those of the runs of workers that use the API. The process logs and counts them."""
         self.health = HealthPages(self.client, next(iter(config.queues), DEFAULT_QUEUE))
 
     async def answer(self, operation: Operation, request: Request) -> Response:
@@ -147,7 +151,8 @@ class _Endpoints:
         client = self.client
         if operation.needs == "write":
             client = client.as_operator(f"token {caller[:_DIGITS]}" if caller else "anyone", "api")
-        checked = ApiRequest(client, self.shards, self.config, self.waiters, request, caller)
+        waiting, emit = (self.waiters, self.fetches), self.events.emit
+        checked = ApiRequest(client, self.shards, self.config, *waiting, emit, request, caller)
         try:
             return response(await operation.handler(checked, **given))
         except JobMissing:
@@ -202,7 +207,7 @@ def create(config: Config | None = None) -> Starlette:
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    app.state.waiters = server.waiters
+    app.state.waiters, app.state.events = (server.waiters, server.fetches), server.events
     return app
 
 

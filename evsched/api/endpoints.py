@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from evsched import __version__
-from evsched.api import batch_handlers, job_handlers, operator_handlers
+from evsched.api import batch_handlers, job_handlers, operator_handlers, worker_handlers
 from evsched.api.access import Scope
 from evsched.api.replies import MEDIA_TYPE, ProblemDetails, Reply
 from evsched.api.requests import NAME_IN_PATH, PATH_PARAMETERS
@@ -39,15 +39,12 @@ class Operation(Struct, frozen=True):
     """The types of the body and of the query, if it takes them."""
     key: bool
     """Whether it takes an Idempotency-Key."""
+    needs: Scope
+    """The right that the token must give."""
 
     @property
     def body(self) -> type | None:
         return self.inputs.get("body")
-
-    @property
-    def needs(self) -> Scope:
-        """The right that the token must give."""
-        return "read" if self.method == "GET" else "write"
 
     @property
     def id(self) -> str:
@@ -62,6 +59,7 @@ _RECURRENCE: Final = f"{_QUEUE}/recurrences/{{name}}"
 _CALENDAR: Final = f"{_QUEUE}/calendars/{{name}}"
 _BATCH: Final = f"{_QUEUE}/batches/{{batch}}"
 _WINDOW: Final = f"{_QUEUE}/windows/{{name}}"
+_WORKER: Final = f"{_QUEUE}/workers/{{worker}}"
 
 
 def _row(method: Method, path: str, handler: Handler, *statuses: int, key: bool = False) -> Operation:
@@ -76,7 +74,8 @@ def _row(method: Method, path: str, handler: Handler, *statuses: int, key: bool 
         statuses = (204,) if kind is type(None) else (200,)
     replies = {status: None if status == HTTPStatus.NO_CONTENT else kind for status in statuses}
     del hints["request"]
-    return Operation(method, path, handler, replies, hints, key)
+    needs: Scope = "work" if path.startswith(_WORKER) else "read" if method == "GET" else "write"
+    return Operation(method, path, handler, replies, hints, key, needs)
 
 
 OPERATIONS: Final = (
@@ -118,6 +117,12 @@ OPERATIONS: Final = (
     _row("GET", f"{_QUEUE}/history/counts", operator_handlers.history_counts),
     _row("POST", f"{_QUEUE}/dead/revive", operator_handlers.revive),
     _row("POST", f"{_QUEUE}/dead/drop", operator_handlers.drop),
+    _row("POST", f"{_WORKER}/fetch", worker_handlers.fetch),
+    _row("POST", f"{_WORKER}/heartbeat", worker_handlers.heartbeat),
+    _row("POST", f"{_WORKER}/jobs/{{id}}/complete", worker_handlers.complete),
+    _row("POST", f"{_WORKER}/jobs/{{id}}/retry", worker_handlers.retry),
+    _row("POST", f"{_WORKER}/jobs/{{id}}/give-up", worker_handlers.give_up),
+    _row("DELETE", _WORKER, worker_handlers.leave),
     _row("GET", f"{_QUEUE}/calendars", operator_handlers.list_calendars),
     _row("PUT", _CALENDAR, operator_handlers.put_calendar),
     _row("DELETE", _CALENDAR, operator_handlers.remove_calendar),
@@ -157,7 +162,11 @@ def document(base: str) -> dict[str, Any]:
         "components": {
             "schemas": components,
             "securitySchemes": {
-                "token": {"type": "http", "scheme": "bearer", "description": "A token that may read, or write too."}
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A token that may read, or write too; or work.",
+                }
             },
         },
     }

@@ -22,6 +22,7 @@ from evsched.batches.node import GraphNode
 from evsched.client.history import TaskCounts
 from evsched.client.recurrence_operations import RecurrenceStatus
 from evsched.jobs.record import Place
+from evsched.remote.remote_worker import RemoteJob
 from evsched.store.acts import AuditedAct
 from evsched.store.batch_calls import BatchState
 from evsched.store.history_calls import PastJob
@@ -354,6 +355,28 @@ class GraphNodes(Struct, frozen=True):
     cursor: int | None
 
 
+class FetchedJobs(Struct, frozen=True):
+    """The jobs that a worker is to run: none if none came. `heartbeat`: how often to send one while it holds jobs."""
+
+    jobs: list[RemoteJob]
+    heartbeat: float
+    lease: float
+    """Seconds after the last heartbeat, or fetch, when its jobs start elsewhere."""
+
+
+class KeptRuns(Struct, frozen=True):
+    """The ids of runs that do not go on: `stop` their work, since the job was cancelled; or they are `lost`.
+
+    A run that is lost is not the worker's any more: forget it.
+    """
+
+    stop: list[str]
+    lost: list[str]
+    heartbeat: float
+    lease: float
+    """As in the reply to a fetch."""
+
+
 class Health(Struct, frozen=True):
     """Whether the server is alive or ready; `reason` says why it is not."""
 
@@ -402,6 +425,7 @@ _REFUSALS: Final = (
     (errors.JobChanged, HTTPStatus.CONFLICT, "job-changed"),
     (errors.JobLate, HTTPStatus.CONFLICT, "batch-over"),
     (errors.InUse, HTTPStatus.CONFLICT, "in-use"),
+    (errors.RunGone, HTTPStatus.CONFLICT, "run-lost"),
     (errors.JobMissing, HTTPStatus.NOT_FOUND, "not-found"),
     (errors.ConfigError, HTTPStatus.UNPROCESSABLE_ENTITY, "invalid"),
 )

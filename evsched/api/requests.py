@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from evsched.batches.batch_options import EXPIRES, RETENTION
 from evsched.client.sweep import Filter
@@ -14,9 +14,10 @@ from evsched.graphs.plan import NODES_MOST
 from evsched.jobs.job import OnConflict, RetryFields
 from evsched.jobs.record import Place
 from evsched.recurrence.recurrence import Misfire, Overlap
+from evsched.remote.remote_worker import HeldRun
 
 WAIT_MOST: Final = 60
-"""Seconds that a request may wait for a job's end: proxies close connections that are silent for longer."""
+"""Seconds that a request may wait: proxies close connections that are silent for longer."""
 
 Moment = (
     Annotated[float, Meta(description="Unix seconds.")]
@@ -33,6 +34,7 @@ PATH_PARAMETERS: Final = {
     "id": "the id of a job",
     "name": "the name of a recurrence, a calendar or a window",
     "batch": "the id of a batch",
+    "worker": "the name of a worker",
 }
 
 JobId = Annotated[str, Meta(pattern=NAME_IN_PATH, max_length=200, description="Else a random one.")]
@@ -254,6 +256,63 @@ class NewLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rate: Annotated[float, Meta(description="How many jobs may start in a second.")] | UnsetType | None = UNSET
     burst: Annotated[float, Meta(description="How many jobs of the rate may start at once.")] | UnsetType | None = UNSET
     weight: Annotated[float, Meta(description="A group's share of the queue.")] | UnsetType | None = UNSET
+
+
+WorkerTasks = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=200)]],
+    Meta(min_length=1, max_length=1000, description="The tasks that the worker has, the same in all its requests."),
+]
+RunToken = Annotated[
+    str, Meta(max_length=300, description="The `run` of the job, as the fetch returned it.", examples=["1 1795373.5"])
+]
+Why = Annotated[str, Meta(description="A sentence, such as the error's class and message.")]
+ErrorClass = Annotated[str, Meta(description="The class of the error. At most 200 characters are kept.")]
+Traceback = Annotated[str, Meta(description="Where it happened. At most 4 KiB are kept.")]
+
+
+class FetchJobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Jobs for a worker. One fetch of a worker at a time."""
+
+    tasks: WorkerTasks
+    slots: Annotated[int, Meta(ge=1, le=100, description="How many jobs it may hold, with those that it has.")] = 1
+    holding: Annotated[
+        list[Annotated[str, Meta(max_length=200)]],
+        Meta(max_length=100, description="The ids of the jobs that it has. Others that it holds are returned again."),
+    ] = []
+    wait: Annotated[float, Meta(ge=0, le=WAIT_MOST, description="Seconds to wait for a job.")] = 0.0
+
+
+class KeepRuns(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A heartbeat: the worker lives, and runs these jobs."""
+
+    tasks: WorkerTasks
+    runs: Annotated[list[HeldRun], Meta(max_length=100)] = []
+
+
+class CompleteRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The end of a run that is done."""
+
+    run: RunToken
+    result: Annotated[Raw, Meta(description="Any JSON of at most 1 MiB; default null.")] = field(
+        default_factory=lambda: Raw(b"null")  # a plain default would have to stand in the OpenAPI document
+    )
+
+
+class GiveUpRun(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The end of a run whose job is not to run again."""
+
+    run: RunToken
+    reason: Why
+    error: ErrorClass = ""
+    traceback: Traceback = ""
+
+
+class RetryRun(GiveUpRun, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The end of a run that has failed."""
+
+    delay: Annotated[Length, Meta(description="Seconds to the next attempt, else as the job's policy says.")] | None = (
+        None
+    )
 
 
 class NewCalendar(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

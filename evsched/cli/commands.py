@@ -92,6 +92,7 @@ FAMILIES: Final = {
         "lease": "policy_commands:lease",
         "schema": "run_commands:schema",
         "script": "run_commands:script",
+        "conformance": "run_commands:conformance",
         "completion": "run_commands:completion",
     },
 }

@@ -1,4 +1,4 @@
-"""The commands that run: dispatcher, worker, api, dev, demo; and the commands that print text for other programs.
+"""The commands that run: dispatcher, worker, api, dev, demo, conformance; and others that print text for programs.
 
 `schema` prints the JSON Schema of the records that clients write to Redis, `completion` a script for tab completion,
 which `--install-completion` saves.
@@ -243,6 +243,30 @@ def mcp(
     except ImportError:
         raise missing() from None
     run_mcp(config, who_acts(config.url), write=write)
+
+
+def conformance(
+    *names: Annotated[str, Parameter(help="Scenes to run. Default: all.")],
+    command: Annotated[str | None, Parameter(help="Starts the worker under test, such as 'node worker.mjs'.")] = None,
+    list_: Annotated[bool, Parameter(name="--list", negative="", help="Print the scenes, and run none.")] = False,
+    lease: Annotated[float, Parameter(help="Seconds after which a worker without heartbeats counts as dead.")] = 4.0,
+) -> int:
+    """Test a worker in any language: run scenes against it, with a Redis and an API of its own, and print what fails.
+
+    docs/conformance.md defines the tasks that the worker must have. The exit code is 1 if a scene fails.
+
+    Example: evsched conformance --command 'node worker.mjs'
+    """
+    from evsched.conformance.kit import chosen, run_scenes
+
+    scenes = chosen(names)
+    if list_:
+        for one in scenes:
+            print(f"{one.name:22} {one.expected}")
+        return 0
+    if command is None:
+        raise UsageError("give the command that starts the worker: --command 'node worker.mjs'")
+    return run_scenes(command, scenes, lease)
 
 
 def schema(

@@ -206,7 +206,7 @@ def judge_window(text: str, name: str, now: float, reply: bool) -> Deferred | Bu
     return Deferred(opens, shorten(f"outside its window {text}"), name, text if name else "")
 
 
-_UNKNOWN_MOST: Final = 64
+UNKNOWN_MOST: Final = 64
 """Bytes: room for two moments. A longer value is malformed, and is not read."""
 
 _PATIENCE: Final = 0.5
@@ -295,7 +295,7 @@ class RedisRunStore(RunStore):
     async def unknown_since(self, run: Run) -> float | None:
         queue, job = run.delivery.queue, run.job
         store, refused = Store(queue), self._unknown.of(queue)
-        if not 0 < await self._read(refused, store.unknown_size(job.id)) <= _UNKNOWN_MOST:
+        if not 0 < await self._read(refused, store.unknown_size(job.id)) <= UNKNOWN_MOST:
             return None
         return unknown_since(await self._read(refused, store.unknown(job.id)), job.due)
 

@@ -101,7 +101,7 @@ def _describe(error: BaseException, module: str) -> Failure:
     parts = [_LINKS[link][0] + _line(one, most) + where(one, module) for one, link in chain[:_CAUSES_MOST]]
     if len(chain) > _CAUSES_MOST:
         parts.append(f"; and {len(chain) - _CAUSES_MOST} more")
-    return Failure("".join(parts), _cut(_traceback(chain, module)), class_name(error))
+    return Failure("".join(parts), cut_traceback(_traceback(chain, module)), class_name(error))
 
 
 def where(error: BaseException, module: str = "") -> str:
@@ -122,7 +122,7 @@ def stack_of_frames(frames: Sequence[_Frame], module: str = "") -> Stack:
     if first is None:
         return Stack()
     lines = ("Stack (most recent call last):\n", *_drawn([*frames[first:]]))
-    return Stack(_place(frames[first:], module), _cut("".join(lines)))
+    return Stack(_place(frames[first:], module), cut_traceback("".join(lines)))
 
 
 def _place(frames: Sequence[_Frame], module: str) -> str:
@@ -242,7 +242,7 @@ def _drawn(frames: list[_Frame]) -> Iterator[str]:
             yield f"    {source}\n"
 
 
-def _cut(text: str) -> str:
+def cut_traceback(text: str) -> str:
     """Return the text as it may be stored: as UTF-8, and its two ends alone when it is long."""
     data = text.encode(errors="backslashreplace")
     if len(data) <= TRACEBACK_MOST:

@@ -21,7 +21,8 @@ ATTEMPTS_MOST: Final = 1000
 _AT_ONCE: Final = 4
 """The last attempt after which a policy may let the next one begin at once."""
 
-_NAME_MOST: Final = 200
+NAME_MOST: Final = 200
+"""Characters of the name of a class that are kept."""
 
 
 class Retry(Struct, frozen=True, kw_only=True):
@@ -114,7 +115,7 @@ def kinds_of(error: BaseException) -> frozenset[str]:
 def class_name(error: BaseException) -> str:
     """Return the name of an exception's class as tracebacks have it: with its module, unless it is a built-in one."""
     name = _name_of(type(error)).removeprefix("builtins.")
-    return name.encode(errors="backslashreplace").decode()[:_NAME_MOST]
+    return name.encode(errors="backslashreplace").decode()[:NAME_MOST]
 
 
 def _name_of(kind: type) -> str:
@@ -193,11 +194,19 @@ def task_of(payload: bytes) -> str | None:
         return None
 
 
+def read_policy(stored: str) -> Retry | None:
+    """Return the policy of a task, as it is stored; None if it is not valid."""
+    try:
+        found = _decode(stored)
+        return Retry(**{name: getattr(found, name) for name in _POLICY_FIELDS})
+    except (msgspec.MsgspecError, RecursionError, ConfigError):
+        return None
+
+
 def policy_of(stored: str, payload: bytes) -> Retry | None:
     """Return the policy of a job by that of its task; None if one of them is not valid."""
     try:
-        found = _decode(stored)
-        known = {name: getattr(found, name) for name in _POLICY_FIELDS}
-        return override(Retry(**known), decode_payload(payload).retry)
+        policy = read_policy(stored)
+        return None if policy is None else override(policy, decode_payload(payload).retry)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ConfigError):
         return None

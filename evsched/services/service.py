@@ -190,7 +190,8 @@ def run_api(config: Config) -> None:
         raise api.missing()
 
     app = api.create(config)
-    ends: list[Callable[[], None]] = [app.state.waiters.stop]
+    of_workers: Events = app.state.events
+    ends: list[Callable[[], None]] = [waiters.stop for waiters in app.state.waiters]
     if config.api_console:
         from evsched import console  # needs the extra `console`
         from evsched.services.asgi_server import mounted
@@ -204,6 +205,7 @@ def run_api(config: Config) -> None:
         (config.api_host, config.api_port, "API"),
         ends,
         lambda url: process_events.ApiStarted(url=url),
+        of_workers,
     )
 
 
@@ -240,14 +242,17 @@ def _serve(
     where: tuple[str, int, str],
     on_stop: Sequence[Callable[[], None]],
     started: Callable[[str], Event],
+    events: Events | None = None,
 ) -> None:
-    """Serve an ASGI application as a service. `where`: host, port and name."""
+    """Serve an ASGI application as a service. `where`: host, port and name. `events`: of the application."""
     from evsched.services.asgi_server import GRACE, AsgiServer
 
     server = AsgiServer(app, *where, on_stop)
 
     async def work(process: _ServiceProcess) -> None:
         process.telemetry.of_reader(next(iter(config.queues), DEFAULT_QUEUE))
+        if events is not None:
+            events.subscribe(process.runtime.emit)
         serving = server.serve(lambda url: process.runtime.emit(started(url)), process.shutdown.request)
         await run_beside(serving, process.wait_for_redis())
 

@@ -90,6 +90,10 @@ class LastRun(Struct, frozen=True):
     """The run, as `FetchedJob.run` names it."""
     outcome: str | None
     """How the job ended; None: it has not."""
+    payload: bytes | None
+    """The job's payload; None: there is no record."""
+    now: float
+    """When this was read, by Redis's clock."""
 
 
 Need = Literal["ready", "undeclared", "sought", ""]
@@ -231,7 +235,7 @@ class WorkerCalls(Queue):
             worker, attempt, started, outcome = (
                 _optional_text(record.get(name)) for name in ("worker", "attempt", "started", "outcome")
             )
-            return LastRun(worker, f"{attempt or ''} {started or ''}", outcome)
+            return LastRun(worker, f"{attempt or ''} {started or ''}", outcome, record.get("payload"), float(reply[0]))
 
         return self._verb("look", last, self._now(), job_id)
 

@@ -421,7 +421,7 @@ class LostReplies:
         return [
             run
             for run, last in zip(repeated, found, strict=True)
-            if isinstance(last, LastRun) and (self._started_again(run, last) or _is_end_of(run, last))
+            if isinstance(last, LastRun) and (self._started_again(run, last) or is_end_of(run, last))
         ]
 
     def _started_again(self, run: Run, last: LastRun) -> bool:
@@ -457,7 +457,7 @@ class LostReplies:
         self.suspected = False
 
 
-def _is_end_of(run: Run, last: LastRun) -> bool:
+def is_end_of(run: Run, last: LastRun) -> bool:
     """Whether a record is as the end of this run leaves it. `requeue` deletes `started`, and so does `defer`."""
     if last.run.partition(" ")[2] != run.job.run.partition(" ")[2]:
         return False

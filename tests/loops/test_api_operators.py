@@ -263,7 +263,7 @@ async def test_limits_are_set_listed_and_removed(api: Caller, path: str) -> None
 )
 async def test_a_token_that_may_read_changes_nothing(api: Caller, path: str, method: str, of: str, body: Any) -> None:
     refused = await api.ask(method, f"{path}/{of}", body, token=READ)
-    assert (refused.status_code, refused.json()["code"]) == (403, "read-only")
+    assert (refused.status_code, refused.json()["code"]) == (403, "missing-right")
 
 
 async def test_python_client_manages_windows_limits_and_pauses(server: EmbeddedRedis, queue: str, raw: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evsched.jobs.job import Done, FetchedJob
+from evsched.jobs.job import Done, FetchedJob, Retried
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.call import folder, script
@@ -49,6 +49,16 @@ def test_inline_job_has_no_record_from_dispatch_to_its_end(send: Send, store: St
     assert not record(raw, root, INLINE)
     assert send(store.at(NOW).complete("w", [(job, UNKEPT)])) == []
     assert not raw.exists(f"{root}light", f"{root}job:{INLINE}")
+
+
+def test_job_with_a_long_traceback_keeps_its_attempts(send: Send, store: Store, raw: Any, root: str) -> None:
+    dispatch(send, store, New("a", MEMBER.encode(), due=NOW))
+    (job,) = send(store.at(NOW).start("w", (), hold=1, lease=15)).jobs
+    assert send(store.at(NOW).retry("w", [(job, Retried(0.0, "no", traceback="x" * 4096))])) == []
+    send(store.at(NOW).dispatch(limit=100, cap=4096))
+    assert not raw.exists(f"{root}light")
+    (again,) = send(store.at(NOW + 1).start("w", (), hold=1, lease=15)).jobs
+    assert (again.attempt, again.planned) == (2, NOW)
 
 
 @pytest.mark.parametrize("end", [KEPT, UNKEPT], ids=["kept", "not kept"])

@@ -14,9 +14,11 @@ from evsched.api import endpoints
 from evsched.api.application import create
 from evsched.api.endpoints import OPERATIONS, Operation
 from evsched.config import Config
+from evsched.events import Events
 
 READ: Final = "a-token-that-may-read-only"
 WRITE: Final = "a-token-that-may-write-too"
+WORK: Final = "a-token-that-may-work-only"
 LATER: Final = 4_000_000_000.0
 """A moment at which nothing is due yet."""
 
@@ -26,8 +28,10 @@ _DOCUMENT: Final = endpoints.document("")
 class Caller:
     """Sends requests with a token that may write, unless another is given."""
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
+    def __init__(self, client: httpx.AsyncClient, events: Events) -> None:
         self.client = client
+        self.events = events
+        """Those of the runs of workers that use the API."""
 
     async def ask(
         self, method: str, path: str, body: Any = None, *, token: str | None = WRITE, **options: Any
@@ -86,7 +90,9 @@ def _misfits(schema: Any, value: Any) -> list[str]:
 @asynccontextmanager
 async def calling(url: str, **settings: Any) -> AsyncGenerator[Caller]:
     """Yield a caller of an application with these settings."""
-    tokens = {} if settings.get("api_open_hosts") else {"api_read_tokens": (READ,), "api_write_tokens": (WRITE,)}
+    tokens = {"api_read_tokens": (READ,), "api_write_tokens": (WRITE,), "api_work_tokens": (WORK,)}
+    if settings.get("api_open_hosts"):
+        tokens = {}
     defaults: dict[str, Any] = {"api_rate": 100_000, "api_unknown_rate": 100_000, **tokens}
     app = create(Config(url=url, **defaults | settings))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -94,4 +100,4 @@ async def calling(url: str, **settings: Any) -> AsyncGenerator[Caller]:
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url="http://api") as client,
     ):
-        yield Caller(client)
+        yield Caller(client, app.state.events)

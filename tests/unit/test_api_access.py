@@ -12,11 +12,17 @@ from evsched.config import Config
 from evsched.environment import load
 from evsched.errors import ConfigError
 
-READ, WRITE = "r" * 20, "w" * 20
+READ, WRITE, WORK, BOTH = "r" * 20, "w" * 20, "k" * 20, "b" * 20
 
 
 def config(rate: int = 1000, unknown: int = 1000) -> Config:
-    return Config(api_read_tokens=(READ,), api_write_tokens=(WRITE, "x" * 20), api_rate=rate, api_unknown_rate=unknown)
+    return Config(
+        api_read_tokens=(READ,),
+        api_write_tokens=(WRITE, "x" * 20, BOTH),
+        api_work_tokens=(WORK, BOTH),
+        api_rate=rate,
+        api_unknown_rate=unknown,
+    )
 
 
 def admit(access: Access, header: str | None, needs: Scope = "read", now: float = 0.0) -> int:
@@ -29,26 +35,29 @@ def admit(access: Access, header: str | None, needs: Scope = "read", now: float 
 
 
 @pytest.mark.parametrize(
-    ("header", "read", "write"),
+    ("header", "read", "write", "work"),
     [
-        (f"Bearer {READ}", 200, 403),
-        (f"Bearer {WRITE}", 200, 200),
-        (f"bearer  {WRITE} ", 200, 200),
-        (f"Bearer {'x' * 20}", 200, 200),
-        (None, 401, 401),
-        ("", 401, 401),
-        ("Bearer", 401, 401),
-        (f"Bearer {WRITE}x", 401, 401),
-        (f"Bearer {WRITE[:-1]}", 401, 401),
-        (f"Basic {WRITE}", 401, 401),
-        (WRITE, 401, 401),
-        (f"Bearer {READ},{WRITE}", 401, 401),
-        ("Bearer \udcff\x00", 401, 401),
+        (f"Bearer {READ}", 200, 403, 403),
+        (f"Bearer {WRITE}", 200, 200, 403),
+        (f"bearer  {WRITE} ", 200, 200, 403),
+        (f"Bearer {'x' * 20}", 200, 200, 403),
+        (f"Bearer {WORK}", 403, 403, 200),
+        (f"Bearer {BOTH}", 200, 200, 200),
+        (None, 401, 401, 401),
+        ("", 401, 401, 401),
+        ("Bearer", 401, 401, 401),
+        (f"Bearer {WRITE}x", 401, 401, 401),
+        (f"Bearer {WRITE[:-1]}", 401, 401, 401),
+        (f"Basic {WRITE}", 401, 401, 401),
+        (WRITE, 401, 401, 401),
+        (f"Bearer {READ},{WRITE}", 401, 401, 401),
+        ("Bearer \udcff\x00", 401, 401, 401),
     ],
 )
-def test_token_allows_only_its_own_scope(header: str | None, read: int, write: int) -> None:
+def test_token_allows_only_its_own_scope(header: str | None, read: int, write: int, work: int) -> None:
     access = Access(config())
-    assert (admit(access, header, "read"), admit(access, header, "write")) == (read, write)
+    scopes: tuple[Scope, ...] = ("read", "write", "work")
+    assert [admit(access, header, scope) for scope in scopes] == [read, write, work]
 
 
 def test_an_open_api_needs_no_token() -> None:

@@ -34,7 +34,7 @@ def test_every_setting_can_come_from_the_environment(name: str) -> None:
         "console_proxies": ("10.0.0.7", ("10.0.0.7",)),
         "console_users": ("a=admin,*=viewer", ("a=admin", "*=viewer")),
     }
-    given |= {f"api_{kind}_tokens": ("a,b", ("a", "b")) for kind in ("read", "write")}
+    given |= {f"api_{kind}_tokens": ("a,b", ("a", "b")) for kind in ("read", "write", "work")}
     value, expected = given.get(name, (str(default), default))
     assert getattr(load({f"EVSCHED_{name.upper()}": value}), name) == expected
 

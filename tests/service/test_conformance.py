@@ -1,0 +1,198 @@
+"""Workers in other languages: the commands of docs/workers.md, the conformance kit, and a queue that Node and Python
+share under kills.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evsched.conformance.python_worker import app
+from evsched.conformance.scenes import SCENES
+from evsched.conformance.stage import Stage
+from evsched.jobs.job import RetryFields
+from tests.service.test_api import like, serving
+from tests.support.api import WORK, WRITE
+from tests.support.cli import Cli
+from tests.support.patience import PATIENCE
+
+ROOT = Path(__file__).parents[2]
+PYTHON = f"{sys.executable} -m evsched worker evsched.conformance.python_worker:app --log-level WARNING"
+NODE = f"node {ROOT / 'clients/node/conformance.mjs'}"
+TSC = ROOT / "tests/house/typed/node_modules/typescript/bin/tsc"
+
+
+def has_node() -> bool:
+    """Return whether there is a Node that the package supports."""
+    if shutil.which("node") is None:
+        return False
+    version = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
+    return int(version.removeprefix("v").partition(".")[0]) >= 20
+
+
+needs_node = pytest.mark.skipif(not has_node(), reason="there is no Node 20 or newer")
+
+
+def test_the_commands_of_the_documentation_work(cli: Cli) -> None:
+    page = (ROOT / "docs/workers.md").read_text()
+    blocks = re.findall(r"^```(sh|json)\n(.*?)^```$", page, re.M | re.S)
+    assert len(blocks) > 8
+    cli.environment |= {"EVSCHED_API_WRITE_TOKENS": WRITE, "EVSCHED_API_WORK_TOKENS": WORK}
+    with cli.started("dispatcher"), serving(cli) as (url, _, _):
+        tokens = {"WRITE": f"Authorization: Bearer {WRITE}", "WORK": f"Authorization: Bearer {WORK}"}
+        shell = {**cli.environment, "API": f"{url}/v1/queues/default", **tokens}
+        printed = ""
+        for kind, text in blocks:
+            if kind == "json":
+                assert like(without_run(printed), without_run(text)), f"{printed} instead of {text}"
+                continue
+            done = subprocess.run(
+                ["bash", "-ec", text], env=shell, cwd=cli.folder, capture_output=True, text=True, timeout=PATIENCE,
+                check=False,
+            )  # fmt: skip
+            assert (done.returncode, '"code":' in done.stdout) == (0, False), done.stdout + done.stderr
+            printed = done.stdout
+
+
+def without_run(text: str) -> Any:
+    return json.loads(re.sub(r'"run": ?"[^"]*"', '"run": ""', text))
+
+
+def test_our_own_worker_has_the_tasks_that_the_page_defines() -> None:
+    page = (ROOT / "docs/conformance.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)\(", page, re.M)) == set(app.tasks)
+    assert len({scene.name for scene in SCENES}) == len(SCENES) > 45
+
+
+def conformance(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "evsched", "conformance", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.extra
+@needs_node
+@pytest.mark.timeout(600)
+def test_the_node_worker_passes_all_scenes() -> None:
+    done = conformance("--command", NODE)
+    assert (done.returncode, "FAILED" in done.stdout) == (0, False), done.stdout + done.stderr
+
+
+@pytest.mark.extra
+@pytest.mark.timeout(600)
+def test_our_own_worker_passes_scenes() -> None:
+    """By hand the kit runs all of them. Here, each start of this worker costs most of a second of CPU time."""
+    scenes = "arguments unicode numbers ids slots redaction retries last-attempt retry-later timeout progress kill"
+    done = conformance(*scenes.split(), "--command", PYTHON)
+    assert (done.returncode, "FAILED" in done.stdout) == (0, False), done.stdout + done.stderr
+
+
+@pytest.mark.extra
+def test_the_kit_says_what_a_worker_does_wrong(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(
+        "from evsched import App\napp = App(queue='conformance')\n@app.task\nasync def echo(value): return [value]\n"
+    )
+    worker = f"env PYTHONPATH={tmp_path}:{ROOT} {sys.executable} -m evsched worker wrong:app"
+    done = conformance("result", "--command", worker)
+    assert done.returncode == 1
+    assert "FAILED  result" in done.stdout
+    assert "expected: the result of a job is that of its handler\n  seen: the result is ['hello'], not 'hello'" in (
+        done.stdout
+    )
+    assert done.stdout.endswith("0 of 1 scenes passed; failed: result\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"), [(("nothing",), "there is no scene 'nothing'"), (("result",), "give the command that starts")]
+)
+def test_a_wrong_call_of_the_kit_is_explained(cli: Cli, words: tuple[str, ...], says: str) -> None:
+    done = cli.run("conformance", *words)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert says in done.stderr
+
+
+def share_under_kills(jobs: int, kills: int, seed: int) -> str:
+    """Have a Node worker and a Python worker share a queue, and kill one of them again and again.
+
+    Each job must be done, and only a run that a kill cut short may be repeated.
+    """
+    rng = random.Random(seed)
+    with Stage(NODE, 2.0) as stage:
+        programs = [(command, stage.start(command)) for command in (NODE, PYTHON)]
+        ids = [stage.enqueue("work", rng.uniform(0.05, 0.4), retry=RetryFields(attempts=50)) for _ in range(jobs)]
+        for kill in range(kills):
+            wanted = jobs * kill // kills
+            stage.until(lambda: ended(stage) >= wanted, f"{wanted} jobs end", PATIENCE)  # noqa: B023 - called at once
+            at = rng.randrange(2)
+            command, program = programs[at]
+            program.signal(signal.SIGKILL)
+            programs[at] = command, stage.start(command)
+        statuses = [stage.ended(job_id, PATIENCE) for job_id in ids]
+        assert {status.outcome for status in statuses} == {"done"}
+        lines = Counter(tuple(line.split()) for line in stage.log.read_text().splitlines())
+        begun = Counter(job_id for verb, job_id, _ in lines.elements() if verb == "begin")
+        lost = {status.id: sum(run.outcome.startswith("lost") for run in status.runs) for status in statuses}
+        again = {job_id: count - 1 for job_id, count in begun.items() if count > 1}
+        assert all(lost[job_id] >= count for job_id, count in again.items()), (
+            "a run that was not cut short was repeated"
+        )
+        workers = Counter("node" if (one.worker or "").startswith("http:") else "python" for one in statuses)
+        assert min(workers["node"], workers["python"]) > 0
+        return f"{jobs} jobs, {kills} kills: {sum(again.values())} runs were cut short; the last runs: {dict(workers)}"
+
+
+def ended(stage: Stage) -> int:
+    return len({line.split()[1] for line in stage.log.read_text().splitlines() if line.startswith("end ")})
+
+
+TYPED = """\
+import { Client, GiveUp, type Job, RetryLater, Worker } from './evsched.js'
+const add = ({ args: [a, b], signal, progress }: Job): number => {
+  progress(1, 2)
+  signal.throwIfAborted()
+  return a + b
+}
+const worker = new Worker({ url: 'http://x', tasks: { add, later: () => { throw new RetryLater(5) } }, concurrency: 2 })
+const ended: Promise<void> = worker.run()
+worker.stop()
+const client = new Client({ url: 'http://x' })
+const scheduled = await client.enqueue('add', { args: [1, 2], due: new Date(), retry: { attempts: 2 } })
+const id: string = scheduled.id
+// @ts-expect-error: there is no such option
+new Worker({ url: 'http://x', tasks: {}, slots: 2 })
+export { GiveUp, ended, id }
+"""
+
+
+@pytest.mark.extra
+@needs_node
+@pytest.mark.skipif(not TSC.is_file(), reason="no npm package typescript in tests/house/typed")
+def test_the_types_of_the_node_package_fit_its_use(tmp_path: Path) -> None:
+    for file in ("evsched.d.ts", "evsched.js", "package.json"):
+        shutil.copy(ROOT / "clients/node" / file, tmp_path)
+    (tmp_path / "use.ts").write_text(TYPED)
+    flags = ("--noEmit", "--strict", "--module", "nodenext", "--target", "es2023", "--lib", "es2023,dom")
+    done = subprocess.run(["node", TSC, *flags, "use.ts"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.extra
+@needs_node
+def test_node_and_python_share_a_queue_under_kills() -> None:
+    share_under_kills(jobs=60, kills=6, seed=4)
+
+
+if __name__ == "__main__":
+    print(share_under_kills(*map(int, sys.argv[1:])))  # noqa: T201 - by hand: jobs, kills, seed
