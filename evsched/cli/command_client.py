@@ -126,8 +126,13 @@ def client(url: str | None, *, changes_queue: bool = False) -> Generator[Command
     """
     # The modules stay to the end. Without this, the last collection, as Python ends, would look at all of them: 70 ms.
     gc.freeze()
-    address = settings(url).url
+    config = settings(url)
+    address = config.url
     found = CommandClient(address).as_operator(who_acts(address), "cli")
+    if config.codec is not None:
+        from evsched.app import find_codec  # slow to import
+
+        found.with_codec(find_codec(config.codec), config.payload_cap)
     try:
         if topology(found.url) is None:
             found.shards = found.run(spread.read_shards())

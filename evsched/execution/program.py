@@ -11,6 +11,7 @@ from msgspec import Struct, structs
 
 from evsched.jobs import groups
 from evsched.jobs.current_job import CurrentJob
+from evsched.jobs.sealed import PayloadCodec
 from evsched.jobs.tasks import Tasks
 from evsched.recurrence.recurrence import Declared, content_of
 from evsched.shards import NONE, Shards, Share
@@ -45,6 +46,8 @@ class Program(Struct, frozen=True):
     """(queue, field of the limit, value); "" = every queue, by a setting of the worker, and in no revision."""
     shards: Shards = NONE
     """How many shards the queues have."""
+    codec: PayloadCodec | None = None
+    """Opens the arguments of jobs, and seals their results."""
 
     @property
     def digest(self) -> str:
