@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from evsched.batches.priority import Reprioritizing
     from evsched.client.reshard import Reshard
     from evsched.client.sweep import Sweep
+    from evsched.codec.rekey import Rekey
 
 _ASKED_MOST: Final = 10_000
 """Queues that are asked for a job: three commands each, together about 30 ms of Redis's time."""
@@ -88,7 +89,7 @@ class CommandClient(SyncClient):
             self.incomplete = True
 
     def work_off(
-        self, work: Sweep | Reshard | Reprioritizing, label: str, changed: Callable[[], str] | None = None
+        self, work: Sweep | Reshard | Reprioritizing | Rekey, label: str, changed: Callable[[], str] | None = None
     ) -> int:
         """Do all steps of a long work, or until a signal asks the process to end.
 

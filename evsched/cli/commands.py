@@ -88,6 +88,7 @@ FAMILIES: Final = {
     "Upkeep": {
         "doctor": "doctor_commands:doctor",
         "lease": "policy_commands:lease",
+        "rekey": "codec_commands:rekey",
         "schema": "run_commands:schema",
         "script": "run_commands:script",
         "completion": "run_commands:completion",
