@@ -7,21 +7,20 @@ that says how a value is sealed (`jobs/sealed.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from evsched.client.operations import Operation, UseCodec, send
 from evsched.errors import CannotOpen, ConfigError
-from evsched.jobs.job import decode, encode
+from evsched.jobs.job import decode, decode_payload, encode
 from evsched.jobs.record import JobStatus
 from evsched.jobs.redaction import redacted
 from evsched.jobs.sealed import (
     About,
     PayloadCodec,
     has_seals,
-    is_sealed_payload,
     masked,
     open_payload,
     open_value,
@@ -148,8 +147,11 @@ def copied_for(payload: bytes, job_id: str, copy: str, payload_cap: int) -> Oper
     Raises:
         ConfigError: this client cannot open them.
     """
-    fields = cast("dict[str, Any]", decode(payload))
-    if not is_sealed_payload(fields) or not fields["sealed"].get("of"):
+    try:
+        sealed = decode_payload(payload).sealed
+    except _MALFORMED:
+        sealed = None  # a worker refuses it, as it did the first
+    if sealed is None or not sealed.of:
         return payload
     text = yield from _reopen(payload, job_id)
     return (yield from seal_again(text, copy, payload_cap))

@@ -304,6 +304,18 @@ async def test_edit_opens_the_arguments_and_seals_them_again(
     await app.close()
 
 
+async def test_inline_jobs_with_an_id_and_without_run(config: Config, app: App, queue: str, raw: Any) -> None:
+    assert app.codec is not None
+    async with system(config, app) as running:
+        for named in ({}, {"id": "a"}):
+            payload = encode({"task": "pay", "args": [SECRET], "retention": 60} | named)
+            member = await seal_payload(app.codec, payload, named.get("id", ""))
+            raw.zadd(f"evsched:{{{queue}}}:schedule", {member: 0})
+        await running.recorder.until(lambda: sum(len(one.tasks) for one in running.recorder.of(events.Completed)) == 2)
+        assert await app.client.result(queue, "a", PATIENCE) == {"paid": SECRET, "cents": 1}
+        assert SECRET.encode() not in everything(raw)
+
+
 async def test_copy_of_a_job_has_its_arguments_under_its_own_id(
     config: Config, app: App, queue: str, keyless: Client
 ) -> None:
