@@ -9,7 +9,7 @@ docs/encryption.md says what no pass reads.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -33,7 +33,10 @@ _KEYS: Final = 1000
 """Keys that a call scans: 0.3 ms of Redis's time."""
 
 _SLICE: Final = 50
-"""Records that one round trip reads, and values that one call writes: payloads may be long."""
+"""Records that one round trip reads, and values that one call writes."""
+
+_BYTES: Final = 262_144
+"""About how many bytes one call writes: less than 2 ms of Redis's time. A longer value has a call of its own."""
 
 _PASSES: Final = 10
 """Passes at most. Each does what other programs have changed while the one before it ran."""
@@ -147,10 +150,7 @@ class Rekey:
         if not kept:
             return
         changes: list[tuple[Kept, bytes]] = yield UseCodec(lambda _: self._sealed(kept))
-        by_kind = dict[str, list[tuple[Kept, bytes]]]()
-        for change in changes:
-            by_kind.setdefault(change[0].kind, []).append(change)
-        for some in by_kind.values():
+        for some in _calls(changes):
             written = yield from send(store.reseal(some[0][0].kind, some))
             self._now.done += sum(written)
             self.result.done += sum(written)
@@ -163,12 +163,25 @@ class Rekey:
             sealing = Resealing(self._codec)
             try:
                 value = await sealing.value(one)
-            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, KeyError):
                 continue  # no worker can read it
             self._now.missing.update(sealing.missing)
             if sealing.changed:
                 found.append((one, value))
         return found
+
+
+def _calls(changes: Iterable[tuple[Kept, bytes]]) -> Iterator[list[tuple[Kept, bytes]]]:
+    """Yield changes that one call makes: all are of one kind, and not too long."""
+    some, size = list[tuple[Kept, bytes]](), 0
+    for kept, value in changes:
+        if some and (kept.kind != some[0][0].kind or size + len(value) > _BYTES):
+            yield some
+            some, size = [], 0
+        some.append((kept, value))
+        size += len(value)
+    if some:
+        yield some
 
 
 class Resealing:

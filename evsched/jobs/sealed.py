@@ -208,18 +208,22 @@ async def open_payload(codec: PayloadCodec, payload: bytes, of: str) -> bytes:
         msgspec.MsgspecError, RecursionError, UnicodeDecodeError: it is not a payload.
     """
     fields = _fields(payload)
-    sealed = fields.pop("sealed", None)
-    task = _decode(fields.get("task", b'""'))
+    sealed = _taken(fields)
     if sealed is None and _MARK not in payload:
         return payload
     args, kwargs = _more(fields)
     args = [await _with_opened(codec, value) for value in args]
     kwargs = {name: await _with_opened(codec, value) for name, value in kwargs.items()}
     if sealed is not None:
-        value = msgspec.json.decode(sealed, type=Sealed)
-        first, named = _call(await open_value(codec, About("arguments", task, of), value))
+        about = About("arguments", _decode(fields.get("task", b'""')), of)
+        first, named = _call(await open_value(codec, about, sealed))
         args, kwargs = [*first, *args], named | kwargs
     return _encode({**fields, "args": args, "kwargs": kwargs})
+
+
+def _taken(fields: dict[str, Raw]) -> Sealed | None:
+    """Take the sealed arguments out of the fields of a payload; None if it has none."""
+    return msgspec.json.decode(fields.pop("sealed", b"null"), type=Sealed | None)
 
 
 def _more(fields: dict[str, Raw]) -> tuple[list[Raw], dict[str, Raw]]:
@@ -242,10 +246,12 @@ async def _with_opened(codec: PayloadCodec, value: Raw) -> Raw:
 def covers_all(payload: bytes) -> bool:
     """Return whether all arguments of a payload are encrypted, also the results that are passed on to it."""
     fields = _fields(payload)
-    sealed = fields.pop("sealed", None)
-    args, kwargs = _more(fields)
-    is_encrypted = sealed is not None and bool(msgspec.json.decode(sealed, type=Sealed).key)
-    return is_encrypted and all(_is_covered(_decode(value)) for value in (*args, *kwargs.values()))
+    sealed, (args, kwargs) = _taken(fields), _more(fields)
+    return (
+        sealed is not None
+        and bool(sealed.key)
+        and all(_is_covered(_decode(value)) for value in (*args, *kwargs.values()))
+    )
 
 
 def _is_covered(value: Any) -> bool:

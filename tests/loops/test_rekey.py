@@ -188,6 +188,8 @@ async def test_values_of_a_missing_key_are_counted_and_left(config: Config, raw:
     await old.pay.using(delay=5000).enqueue(SECRET)
     put(raw, queue, b'{"task":"pay","sealed":5}', "malformed", 9e9)
     put(raw, queue, b'not "sealed" JSON', "garbage", 9e9)
+    raw.hset(f"evsched:{{{queue}}}:batch_nodes:g", mapping={"0": b'{"sealed":1}'})
+    raw.zadd(f"evsched:{{{queue}}}:batches", {"g": 1})
     before = everything(raw)
     work = await rekey(old.app, Codec({"new": NEW}))
     assert (work.result.done, dict(work.result.missing)) == (0, {"old": 1})

@@ -252,3 +252,10 @@ def test_id_of_a_unique_job_cannot_be_computed_without_the_id_key() -> None:
     plain, keyed, other = Codec(), Codec(id_key=OLD), Codec(id_key=NEW)
     assert len({codec.digest(b"[1]") for codec in (plain, keyed, other)}) == 3
     assert keyed.digest(b"[1]") == Codec({"a": NEW}, id_key=OLD).digest(b"[1]")
+
+
+def test_payload_that_is_sealed_by_null_is_plain() -> None:
+    codec, payload = Codec({"a": OLD}), {"task": "pay", "args": [1], "sealed": None}
+    assert decode_payload(encode(payload)).sealed is None
+    assert opened(codec, payload)["args"] == [1]
+    assert not covers_all(encode(payload))
