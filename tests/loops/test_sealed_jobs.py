@@ -59,7 +59,7 @@ def everything(raw: Any) -> bytes:
         b"set": raw.smembers,
         b"string": raw.get,
     }
-    for key in raw.scan_iter(count=1000):
+    for key in sorted(raw.scan_iter(count=1000)):
         found += [key, read[raw.type(key)](key)]
     return repr(found).encode()
 
