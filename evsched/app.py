@@ -27,6 +27,7 @@ from evsched.errors import CannotStart, ConfigError
 from evsched.execution.program import Lifespan, Middleware, Program, no_lifespan
 from evsched.jobs import option_checks as check
 from evsched.jobs.current_job import current_job
+from evsched.jobs.sealed import PayloadCodec
 from evsched.jobs.tasks import RESERVED, TaskOptions, Tasks, check_task_options, define
 from evsched.keys import check_queue
 from evsched.shards import check_count, check_shards
@@ -55,7 +56,8 @@ class App:
     `current_job().state`. `name`: marks the recurrences and limits that this app declares, by default the queue's name.
     Two apps that share a queue need different names. `revision`: a whole number that grows with each deploy, such as
     the number of the build: an older deploy never changes the declarations of a newer one. By default, Redis counts the
-    deploys by their declarations.
+    deploys by their declarations. `codec`: an `evsched.codec.Codec` compresses or encrypts arguments and results, or
+    puts large ones into a store of yours.
 
     Raises:
         ConfigError: an argument or a setting is not valid.
@@ -70,6 +72,7 @@ class App:
         lifespan: Lifespan | None = None,
         name: str | None = None,
         revision: int | None = None,
+        codec: PayloadCodec | None = None,
     ) -> None:
         read_scripts()
         # Only these: a program that enqueues does not need valid settings for workers and dispatchers.
@@ -84,7 +87,8 @@ class App:
         if revision is not None:
             check.revision("revision", revision)
         owner = check_queue(queue if name is None else name)
-        self.program = Program(Tasks(), [], lifespan or no_lifespan, owner, revision)
+        self.codec = codec
+        self.program = Program(Tasks(), [], lifespan or no_lifespan, owner, revision, codec=codec)
         """All that a worker runs."""
         self.instruments: list[Instrument] = []
         """See `instrument`. The outermost comes first."""
@@ -208,12 +212,12 @@ class App:
     def client(self) -> Client:
         """The client of this app's Redis."""
         if self._client is None:
-            self._client = Client(self.url, self.shards)
+            self._client = Client(self.url, self.shards).with_codec(self.codec, self.payload_cap)
         return self._client
 
     def move_to(self, url: str, client: Client | None = None) -> None:
         """Enqueue to another Redis from now on: that of the worker which runs the app, or through a given client."""
-        self.url, self._client = url, client
+        self.url, self._client = url, client and client.with_codec(self.codec, self.payload_cap)
 
     async def close(self) -> None:
         """Close the client's connection."""
@@ -366,6 +370,21 @@ def instrument_all(make: Callable[[App], Instrument]) -> None:
     _instruments_of_all.append(make)
     for app in list(_every):
         app.instrument(make(app))
+
+
+def find_codec(name: str | None) -> PayloadCodec | None:
+    """Return the codec of an app, by the name in the setting `codec`; None without a name.
+
+    Raises:
+        ConfigError: that app has no codec.
+        CannotStart: there is no such app.
+    """
+    if name is None:
+        return None
+    codec = find_app(name).codec
+    if codec is None:
+        raise ConfigError(f"EVSCHED_CODEC is {name}, and that app has no codec: give it App(codec=Codec(...))")
+    return codec
 
 
 def find_app(name: str) -> App:

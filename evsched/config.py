@@ -119,6 +119,14 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = PAYLOAD_CAP
 
+    codec: Annotated[
+        str | None,
+        Setting(
+            "MODULE:APP of the app whose codec opens what is sealed, and seals what is enqueued", (*_API, *_CONSOLE)
+        ),
+    ] = None
+    """None: readers see how a value is sealed. Commands read it too; workers have the codec of their own app."""
+
     metrics_port: Annotated[
         int | None,
         Setting("Port of the pages /metrics, /healthz and /readyz; 0 chooses a free port", _ALL, Range(0, 65535)),

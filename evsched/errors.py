@@ -6,6 +6,7 @@ EvschedError
 │   └── BadArguments   a task cannot be called with these arguments; a TypeError as well
 ├── LoopEnded          a loop of a process has ended, which ends the process: a bug
 ├── UnknownTask        the app has no task of that name
+├── CannotOpen         what a codec has sealed cannot be opened: its key is missing, or it was changed
 ├── JobError           about one job
 │   ├── JobExists      a job of that id has not ended
 │   ├── JobMissing     there is no such job (any more)
@@ -56,6 +57,15 @@ class LoopEnded(EvschedError):
 
 class UnknownTask(EvschedError):
     """No task of that name is registered."""
+
+
+class CannotOpen(EvschedError):
+    """A sealed value cannot be opened."""
+
+    def __init__(self, message: str | None = None, *, later: bool = False) -> None:
+        super().__init__(message)
+        self.later = later
+        """Whether it may be possible later: the store of the app has failed."""
 
 
 class JobError(EvschedError):

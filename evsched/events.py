@@ -415,7 +415,7 @@ class JobAborted(QueueEvent, frozen=True, kw_only=True):
 
 
 class JobDeferred(QueueEvent, frozen=True, kw_only=True):
-    """A job cannot begin now: it is scheduled for when its window opens, or for soon when its code is not there."""
+    """A job cannot begin now: it is scheduled for when its window opens, or for soon when something is not there."""
 
     line = "job {id} of {queue}, task {task}, waits for its window"
     outcome = "deferred"
@@ -424,10 +424,13 @@ class JobDeferred(QueueEvent, frozen=True, kw_only=True):
     task: str
     due: float
     """When it is judged again, Unix seconds."""
-    cause: Literal["window", "code", "task"] = "window"
-    """Its window is closed; the code on disk has no handler for it; the worker's app does not have its task."""
+    cause: Literal["window", "code", "task", "store"] = "window"
+    """Its window is closed; the code on disk has no handler for it; the worker's app does not have its task; the store
+    of the app does not give its arguments."""
 
     def log_line(self) -> tuple[int, str]:
+        if self.cause == "store":
+            return WARNING, "job {id} of {queue}, task {task}, waits: the store of its app does not give its arguments"
         # For the other causes, HandlerNotFound or TaskUnknown was logged, once for all of them.
         return INFO if self.cause == "window" else DEBUG, self.line
 

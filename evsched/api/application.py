@@ -33,6 +33,7 @@ from evsched.api.endpoints import OPERATIONS, Operation
 from evsched.api.replies import Health, Problem, Reply, error_response, invalid, response
 from evsched.api.request_body import UnreadBody
 from evsched.api.requests import NAME_IN_PATH, NAME_RULE, PATH_PARAMETERS
+from evsched.app import find_codec
 from evsched.client.client import Client
 from evsched.client.operations import Send
 from evsched.config import DEFAULT_QUEUE, Config
@@ -121,7 +122,7 @@ class _Endpoints:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.access = Access(config)
-        self.client = Client(config.url)
+        self.client = Client(config.url).with_codec(find_codec(config.codec), config.payload_cap)
         self.shards = KnownShards(self.client)
         self.waiters = Waiters(config.api_waiting_cap)
         self.fetches = WaitingFetches(config.api_fetching_cap)

@@ -74,7 +74,7 @@ async def open(request: ApiRequest, body: requests.OpenBatch) -> Reply[replies.B
         call: requests.BatchCallback | None = getattr(body, name)
         if call is not None:
             fields[name] = encode(_template(request, call))
-    rows = [] if body.nodes is None else _rows(request, batch.id, body, body.nodes)
+    rows = [] if body.nodes is None else await _rows(request, batch.id, body, body.nodes)
     opening = request.store.batch_open(
         batch.id,
         sha256(msgspec.json.encode((request.caller, body), order="sorted")).hexdigest(),
@@ -105,7 +105,7 @@ def _template(request: ApiRequest, call: requests.BatchCallback) -> dict[str, An
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _rows(
+async def _rows(
     request: ApiRequest, batch: str, body: requests.OpenBatch, given: Sequence[requests.NewNode]
 ) -> list[PlanRow]:
     """Return the nodes of a graph as its home takes them.
@@ -120,7 +120,8 @@ def _rows(
     for at, one in enumerate(given):
         try:
             check_name(one.name, nodes)
-            nodes[one.name] = _planned(request, one)
+            node = _planned(request, one)
+            nodes[one.name] = replace(node, payload=await request.client.sealed_node(node.payload))
         except ConfigError as error:
             raise invalid(f"nodes[{at}]: {error}") from None
     return plan_rows(batch, request.queue, nodes, body.expires, body.retention)

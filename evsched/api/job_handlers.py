@@ -21,8 +21,8 @@ from evsched.api.replies import Problem, Reply, invalid
 from evsched.api.requests import filter_of
 from evsched.client import graph_nodes, operations, recurrence_operations, spread
 from evsched.client.new_job import JobOptions, check_job_options, new_job
-from evsched.client.operations import Operation
-from evsched.client.option_values import Unique, id_of_arguments, id_of_key, unix
+from evsched.client.operations import JobEnd, Operation
+from evsched.client.option_values import Unique, digest_of, id_of_arguments, id_of_key, unix
 from evsched.client.recurrence_operations import RecurrenceStatus, list_statuses, recurrence_status
 from evsched.client.spread import front
 from evsched.client.sweep import Filter, Sweep, Waiting
@@ -119,7 +119,12 @@ async def signal(request: ApiRequest, body: requests.Signal) -> replies.Signaled
 async def wait_for_end(request: ApiRequest, query: requests.ResultQuery) -> Reply[replies.Outcome]:
     """Return how a job has ended; wait for it if the query says so."""
     parts = request.client.parts_of(request.queue, request.job)
-    ending = request.client.run(spread.of_job(parts, lambda store: operations.end(store, request.job, query.wait)))
+
+    def end(store: Store) -> Operation[JobEnd]:
+        ended = yield from operations.end(store, request.job, query.wait)
+        return replace(ended, result=(yield from operations.shown_result(request.job, ended.result)))
+
+    ending = request.client.run(spread.of_job(parts, end))
     try:
         ended = await (request.waiters.wait(request.http, ending) if query.wait else ending)
     except TimeoutError:
@@ -219,9 +224,10 @@ def _new(request: ApiRequest, given: requests.NewJob, unique: Unique | None, key
     job = new_job(given.task, given.args, given.kwargs, options, request.config.payload_cap)
     if unique is None:
         return job
+    digest = digest_of(request.client.codec)
     if key is UNSET:
-        return replace(job, id=id_of_arguments(given.task, given.args, given.kwargs))
-    return replace(job, id=id_of_key(given.task, key))
+        return replace(job, id=id_of_arguments(given.task, given.args, given.kwargs, digest))
+    return replace(job, id=id_of_key(given.task, key, digest))
 
 
 async def _enqueue_once(
@@ -238,8 +244,9 @@ async def _enqueue_once(
         homes.setdefault(request.client.shards.home(request.queue, text), []).append(at)
     scheduled = dict[int, replies.Scheduled]()
     for home, places in homes.items():
+        some = await request.client.sealed([jobs[at] for at in places])
         call = request.client.store(home).enqueue_once(
-            once, [jobs[at] for at in places], on_conflict=on_conflict, within=unique and unique.seconds
+            once, some, on_conflict=on_conflict, within=unique and unique.seconds
         )
         accepted = await request.client.send(call)
         check_same(once, accepted.asked)

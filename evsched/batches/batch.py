@@ -18,7 +18,7 @@ from evsched.batches import pausing
 from evsched.batches.batch_options import ID_MOST, BatchOptions, read_options
 from evsched.batches.member import CODES, OUTCOMES, Member, with_codes
 from evsched.batches.node import GraphNode, read_nodes
-from evsched.batches.results import ResultGone, read_results, result_of_node
+from evsched.batches.results import ResultGone, open_results, read_results, result_of_node
 from evsched.client.client import Client
 from evsched.client.job_handle import Job
 from evsched.client.new_job import JobOptions
@@ -59,7 +59,7 @@ class _Put(Struct, frozen=True):
 
     async def send(self, client: Client, jobs: list[New], address: str) -> Accepted:
         """Write jobs, as the members that an address names."""
-        store, conflict = client.store(self.shard), self.on_conflict
+        store, conflict, jobs = client.store(self.shard), self.on_conflict, [*await client.sealed(jobs)]
         if self.once is not None:
             return await client.send(
                 store.enqueue_once(self.once, jobs, on_conflict=conflict, within=self.within, batch=address)
@@ -338,7 +338,9 @@ class Batch:
         """Return the results of the first of its jobs that are done, as long as their records are kept."""
         found = await self._members(("done",), limit)
         jobs = [(member.queue, member.id) for member in found if member.batch is None]
-        return [value for value in await read_results(self._client, jobs) if not isinstance(value, ResultGone)]
+        values = await read_results(self._client, jobs)
+        kept = {job: value for (_, job), value in zip(jobs, values, strict=True) if not isinstance(value, ResultGone)}
+        return await open_results(self._client, [*kept], [*kept.values()])
 
     async def _members(self, outcomes: Sequence[str], limit: int) -> list[Member]:
         status = await self.status()

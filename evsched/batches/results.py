@@ -9,8 +9,9 @@ import msgspec
 
 from evsched.batches.member import CODES
 from evsched.batches.node import GraphNode, failed_before, read_nodes
+from evsched.client import spread
 from evsched.client.client import Client
-from evsched.client.operations import send_many
+from evsched.client.operations import open_result, send_many
 from evsched.errors import JobDead, JobMissing
 from evsched.jobs.job import decode
 from evsched.store.store import Store
@@ -24,7 +25,10 @@ class ResultGone(Exception):
 
 
 async def read_results(client: Client, jobs: Sequence[tuple[str, str]]) -> list[Any | ResultGone]:
-    """Return the results of jobs that are done, by their queues and ids; an error in the place of each that is gone."""
+    """Return the results of jobs that are done, by their queues and ids; an error in the place of each that is gone.
+
+    Those that are sealed stay so: `open_results` opens them for a reader, and a graph passes them on as they are.
+    """
     found = list[Any]()
     for first in range(0, len(jobs), _SLICE):
         some = jobs[first : first + _SLICE]
@@ -32,6 +36,15 @@ async def read_results(client: Client, jobs: Sequence[tuple[str, str]]) -> list[
         for (queue, job), text in zip(some, await client.run(send_many(calls)), strict=True):
             found.append(await _elsewhere(client, queue, job) if text is None else _decoded(job, text))
     return found
+
+
+async def open_results(client: Client, jobs: Sequence[str], found: Sequence[Any]) -> list[Any]:
+    """Return results with those opened that are sealed. `jobs`: the ids.
+
+    Raises:
+        BadResult: this client cannot open one.
+    """
+    return [await client.run(open_result(job, value)) for job, value in zip(jobs, found, strict=True)]
 
 
 async def read_all_results(client: Client, home: Store, batch: str, queue: str) -> list[Any] | ResultGone | None:
@@ -56,19 +69,20 @@ async def result_of_node(client: Client, home: Store, batch: str, node: GraphNod
     Raises:
         JobDead: the node is not done; the message says why.
         JobMissing: its record is not kept any more.
+        BadResult: this client cannot open it.
     """
     if node.outcome != "done":
         raise JobDead(f"{node.id} {await _why(client, home, batch, node)}")
     found: Any
     if node.each:
         found = await read_all_results(client, home, node.id, node.queue)
-        is_gone = found is None or isinstance(found, ResultGone)
     else:
-        status = await client.status(node.queue, node.id)
-        found, is_gone = None if status is None else status.result, status is None
-    if is_gone:
+        (found,) = await read_results(client, [(node.queue, node.id)])
+    if isinstance(found, ResultGone) or (node.each and found is None):
         raise JobMissing(f"{node.id} is done, but its record is not kept any more: give it a longer retention")
-    return found
+    if node.each:
+        return await open_results(client, [f"{node.id}.{at}" for at in range(len(found))], found)
+    return (await open_results(client, [node.id], [found]))[0]
 
 
 async def _why(client: Client, home: Store, batch: str, node: GraphNode) -> str:
@@ -81,10 +95,10 @@ async def _why(client: Client, home: Store, batch: str, node: GraphNode) -> str:
 
 async def _elsewhere(client: Client, queue: str, job: str) -> Any | ResultGone:
     """Return the result of a job that is not in the shard of its id."""
-    status = await client.status(queue, job)
-    if status is None or status.outcome != "done":
+    found = await client.run(spread.original(client.parts_of(queue, job), job))
+    if found is None or found.status.outcome != "done":
         return ResultGone(f"the result of {job} is gone: its record was deleted")
-    return status.result
+    return _decoded(job, found.fields.get("result", b"null"))
 
 
 def _decoded(job: str, text: bytes) -> Any | ResultGone:

@@ -21,6 +21,7 @@ from evsched.client.client import Client
 from evsched.client.operations import send_many
 from evsched.errors import JobExists, JobMissing
 from evsched.jobs.job import encode
+from evsched.jobs.sealed import sealed_in
 from evsched.store.batch_calls import RESERVED, PlanRow
 from evsched.store.batch_pauses import InnerBatch
 from evsched.store.client_calls import New
@@ -161,6 +162,11 @@ class Starter:
             NotStarted: there are too many items, or the result has none.
         """
         assert node.over is not None
+        if (sealed := sealed_in(items)) is not None:
+            raise NotStarted(
+                f"the result of {node.over.node} is sealed, {sealed}, so its items are not known here: have a job that "
+                "opens it add the others to the batch"
+            )
         if not isinstance(items, list):
             raise NotStarted(f"the result of {node.over.node} is not a list, but {node.name} has a job for each item")
         items = cast("list[Any]", items)

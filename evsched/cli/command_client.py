@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from evsched.batches.priority import Reprioritizing
     from evsched.client.reshard import Reshard
     from evsched.client.sweep import Sweep
+    from evsched.codec.rekey import Rekey
 
 _ASKED_MOST: Final = 10_000
 """Queues that are asked for a job: three commands each, together about 30 ms of Redis's time."""
@@ -88,7 +89,7 @@ class CommandClient(SyncClient):
             self.incomplete = True
 
     def work_off(
-        self, work: Sweep | Reshard | Reprioritizing, label: str, changed: Callable[[], str] | None = None
+        self, work: Sweep | Reshard | Reprioritizing | Rekey, label: str, changed: Callable[[], str] | None = None
     ) -> int:
         """Do all steps of a long work, or until a signal asks the process to end.
 
@@ -126,8 +127,13 @@ def client(url: str | None, *, changes_queue: bool = False) -> Generator[Command
     """
     # The modules stay to the end. Without this, the last collection, as Python ends, would look at all of them: 70 ms.
     gc.freeze()
-    address = settings(url).url
+    config = settings(url)
+    address = config.url
     found = CommandClient(address).as_operator(who_acts(address), "cli")
+    if config.codec is not None:
+        from evsched.app import find_codec  # slow to import
+
+        found.with_codec(find_codec(config.codec), config.payload_cap)
     try:
         if topology(found.url) is None:
             found.shards = found.run(spread.read_shards())

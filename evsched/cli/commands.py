@@ -90,6 +90,7 @@ FAMILIES: Final = {
     "Upkeep": {
         "doctor": "doctor_commands:doctor",
         "lease": "policy_commands:lease",
+        "rekey": "codec_commands:rekey",
         "schema": "run_commands:schema",
         "script": "run_commands:script",
         "conformance": "run_commands:conformance",

@@ -28,7 +28,7 @@ from evsched.client.edit import Changes, shown_arguments
 from evsched.client.explain import Explanation, missing, no_explanation, opening
 from evsched.client.explain_job import explain_any, window_of
 from evsched.client.new_job import JobOptions, check_job_options, new_job
-from evsched.client.option_values import Unique, id_of_arguments
+from evsched.client.option_values import Unique, digest_of, id_of_arguments
 from evsched.client.spread import front
 from evsched.client.sweep import SEARCHED, Sweep, Waiting, cancelling, rescheduling
 from evsched.client.target_tasks import QUEUE, is_target
@@ -118,9 +118,9 @@ def enqueue(
     options["unique"] = Unique(within=None if within is None else parse_length(within)) if unique else None
     check_job_options(options)
     job = new_job(task, args, kwargs, options)
-    if unique:
-        job = replace(job, id=id_of_arguments(task, args, kwargs))
     with client(url, changes_queue=id is not None or unique) as redis:  # an id has one home among the shards
+        if unique:
+            job = replace(job, id=id_of_arguments(task, args, kwargs, digest_of(redis.client.codec)))
         try:
             (when,) = redis.enqueue(queue, [job], on_conflict, options["unique"])
         except StoreDown as error:

@@ -26,7 +26,7 @@ LedgerUrl = Annotated[str | None, Parameter(help="The PostgreSQL database. Defau
 
 
 @contextmanager
-def _psycopg() -> Generator[None]:
+def needs_psycopg() -> Generator[None]:
     """Check that the ledger's libraries are installed.
 
     Raises:
@@ -48,7 +48,7 @@ def migrate(*, ledger_url: LedgerUrl = None) -> None:
     Example: evsched ledger migrate --ledger-url postgresql://localhost/shop
     """
     url = settings(ledger_url=ledger_url).ledger_url
-    with _psycopg():
+    with needs_psycopg():
         from evsched.ledger import database
 
         asyncio.run(database.migrate(url))
@@ -62,7 +62,7 @@ def status(*, json: Json = False, ledger_url: LedgerUrl = None, url: Url = None)
     Example: evsched ledger status --ledger-url postgresql://localhost/shop
     """
     found = settings(url, ledger_url=ledger_url)
-    with _psycopg():
+    with needs_psycopg():
         from evsched.ledger.row_audit import read_status
 
         now = asyncio.run(read_status(found.ledger_url, found.url))
@@ -105,7 +105,7 @@ def ledger(*, config: Config) -> None:
     """
     from evsched.services.service import run_ledger
 
-    with _psycopg():
+    with needs_psycopg():
         run_ledger(config)
 
 
@@ -134,5 +134,5 @@ def history(
 
     if (seconds := parse_length(keep)) < _LEAST:
         raise UsageError(f"--keep is {keep}: at least 1d")
-    with _psycopg():
+    with needs_psycopg():
         run_history(config, seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from copy import copy
 from datetime import date, datetime, timedelta
 from functools import cached_property, partial, wraps
@@ -27,10 +27,12 @@ from evsched.client.operations import (
     SendMany,
     Sleep,
     Step,
+    UseCodec,
     Wait,
 )
 from evsched.client.option_values import Past, Unique, unix
 from evsched.client.reshard import finish_moves
+from evsched.client.sealing import seal_jobs, seal_node
 from evsched.client.spread import MakeStore, Parts
 from evsched.client.sweep import Filter, Sweep, Swept
 from evsched.client.transaction import without_loop
@@ -38,6 +40,7 @@ from evsched.config import DEFAULT_QUEUE, PAYLOAD_CAP
 from evsched.errors import JobMissing, StoreDown
 from evsched.jobs.job import OnConflict
 from evsched.jobs.record import JobStatus, Place
+from evsched.jobs.sealed import PayloadCodec
 from evsched.shards import NONE, Shards
 from evsched.store.acts import Act, AuditedAct, Operator, named_operator
 from evsched.store.client_calls import New
@@ -72,6 +75,10 @@ class Client:
         self._sender = BatchingSender(url)
         self._operator: Operator | None = None
         """Who changes something with it; None = a program."""
+        self.codec: PayloadCodec | None = None
+        """Seals the jobs that it enqueues, and opens what it reads; None = it does neither."""
+        self.payload_cap = PAYLOAD_CAP
+        """The largest payload that may come of that, in bytes."""
 
     @cached_property
     def _by(self) -> str:
@@ -105,7 +112,28 @@ class Client:
 
     def without_loop(self) -> SyncClient:
         """Return a client of the same Redis for a program without an event loop."""
-        return SyncClient(self._url, self.shards)
+        return SyncClient(self._url, self.shards).with_codec(self.codec, self.payload_cap)
+
+    def with_codec(self, codec: PayloadCodec | None, payload_cap: int = PAYLOAD_CAP) -> Self:
+        """Have the client seal and open by a codec; return the client."""
+        self.codec, self.payload_cap = codec, payload_cap
+        return self
+
+    async def sealed(self, jobs: Sequence[New]) -> Sequence[New]:
+        """Return jobs with their arguments sealed, if there is a codec, each for its own id.
+
+        Raises:
+            ConfigError: a payload is too large.
+        """
+        if self.codec is None:
+            return jobs
+        return await self.perform(UseCodec(lambda codec: seal_jobs(codec, jobs, self.payload_cap)))
+
+    async def sealed_node(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """Return the payload of a node of a graph with its arguments sealed, as `sealed`."""
+        if self.codec is None:
+            return payload
+        return await self.perform(UseCodec(lambda codec: seal_node(codec, payload, self.payload_cap)))
 
     def store(self, queue: str) -> Store:
         """Return the calls of a queue, without its shards."""
@@ -138,6 +166,11 @@ class Client:
             return [await self._sender.node_of(step.near)] if step.near is not None else await self._sender.nodes()
         if isinstance(step, Query):
             return await step.statement.by_any(step.connection)
+        if isinstance(step, UseCodec):
+            if self.codec is None:
+                return None
+            work = step.work(self.codec)
+            return _in_own_loop(work) if self.codec.waits and not _has_loop() else await work
         if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
         if isinstance(step, AskWorkers):
@@ -179,6 +212,8 @@ class Client:
         Raises:
             JobExists: a job of one of the ids has not ended; then none of its thousand was written.
         """
+        if self.codec is not None:
+            jobs = await self.sealed(jobs)
         return await self.run(spread.enqueue(self.shards, self.store, queue, jobs, on_conflict, unique))
 
     async def declare(self, queue: str, recurrence: Declared) -> Literal["made", "changed", "same"]:
@@ -459,7 +494,9 @@ class Client:
 
         make = self.acting()
         parts = spread.parts_of(self.shards, make, queue, job_id)
-        return await self.run(run_again(parts, lambda copy: make(self.shards.home(queue, copy)), job_id))
+        return await self.run(
+            run_again(parts, lambda copy: make(self.shards.home(queue, copy)), job_id, self.payload_cap)
+        )
 
     async def drop(self, queue: str, ids: Sequence[str]) -> int:
         """Delete dead jobs by their ids; return how many. Raises as `revive`."""
@@ -595,14 +632,35 @@ class BlockingClient(Client):
             return step.statement.by(without_loop(step.connection))
         if isinstance(step, Sleep):
             return time.sleep(step.seconds)  # noqa: ASYNC251 - there is no event loop that it could block
+        if isinstance(step, UseCodec) and self.codec is not None and self.codec.waits:
+            return _in_own_loop(step.work(self.codec))
+        if isinstance(step, UseCodec):
+            return await super().perform(step)
         if isinstance(step, AskWorkers):
-            from concurrent.futures import ThreadPoolExecutor  # only `explain` needs these
+            from evsched.top.collector import ask_status  # only `explain` needs it
 
-            from evsched.top.collector import ask_status
-
-            with ThreadPoolExecutor(1) as threads:  # the thread of the caller may have an event loop
-                return threads.submit(asyncio.run, ask_status(self._url, step.queue)).result()
+            return _in_own_loop(ask_status(self._url, step.queue))
         return self.sync_sender.send(step.call, step.block)
+
+
+def _has_loop() -> bool:
+    """Return whether this thread has an event loop that runs; `enqueue_in_sync` has none."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _in_own_loop(work: Awaitable[T]) -> T:
+    """Do something that waits for an event loop, in a thread: that of the caller may have a loop that runs."""
+    from concurrent.futures import ThreadPoolExecutor  # few programs need it
+
+    async def wait() -> T:
+        return await work
+
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, wait()).result()
 
 
 P = ParamSpec("P")
@@ -639,6 +697,11 @@ class SyncClient:
     @shards.setter
     def shards(self, shards: Shards) -> None:
         self.client.shards = shards
+
+    def with_codec(self, codec: PayloadCodec | None, payload_cap: int = PAYLOAD_CAP) -> Self:
+        """Have the client seal and open by a codec, as `Client.with_codec`; return the client."""
+        self.client.with_codec(codec, payload_cap)
+        return self
 
     def store(self, queue: str) -> Store:
         """Return the calls of a queue, without its shards."""

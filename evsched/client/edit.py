@@ -2,6 +2,7 @@
 
 A redacted argument that is given as `[redacted]` keeps its value. The script writes
 only if the job is still as it was read; and with a `version`, as somebody was shown before (`JobStatus.version`).
+Sealed arguments are opened to be changed, and sealed again.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Any, Final, TypedDict, cast
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from evsched.client.new_job import check_arguments
 from evsched.client.operations import Operation, Sleep, send
 from evsched.client.option_values import due_and_delay, finite_seconds, unix
+from evsched.client.sealing import opened_for_edit, seal_again
 from evsched.client.target_tasks import check_target
 from evsched.errors import ConfigError, JobChanged, JobMissing, JobRunning
 from evsched.jobs import option_checks as check
@@ -139,7 +142,15 @@ def edit(store: Store, job_id: str, version: str | None, changes: Changes, paylo
             raise ConfigError("a dead job has no due: revive it, then reschedule it")
         if version is not None and original.status.version != version:
             raise JobChanged(f"{job_id:.200} has changed since you have read it: look at it again")
-        new = _edited(original, changes, payload_cap, timed)
+        rewrites = not {"args", "kwargs"}.isdisjoint(changes)
+        given = changes.get("args"), changes.get("kwargs")
+        seen = (yield from opened_for_edit(original, *given)) if rewrites else original
+        new = _edited(seen, changes, payload_cap, timed)
+        if seen is not original:
+            text = original.fields["payload"]
+            if new.payload != seen.fields["payload"]:
+                text = yield from seal_again(new.payload, job_id, payload_cap)
+            new = replace(new, payload=text, was=digest_of(original.fields))
         if not new.changed:
             return Edited(None if dead else original.status.due, ())
         try:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from evsched.client.operations import Operation, send
+from evsched.client.operations import Operation, UseCodec, send
 from evsched.client.option_values import signal_value
 from evsched.client.spread import Parts, change_dead, of_job
 from evsched.errors import JobMissing
+from evsched.jobs.sealed import About, PayloadCodec, seal_value
 from evsched.store.client_calls import Signaled
 from evsched.store.store import Store
 
@@ -46,6 +47,8 @@ def _node_of(home: Store, job_id: str) -> Operation[_Node | None]:
 def signal(parts: Parts, job_id: str, signal: str, value: Any) -> Operation[Signaled]:
     """Send a signal to a job. Raises as `of_job`; ConfigError if the name or the value is not valid."""
     text = signal_value(signal, value)
+    sealed = yield UseCodec(lambda codec: _sealed(codec, About("signal", signal, job_id), text))
+    text = text if sealed is None else sealed
     try:
         return (yield from of_job(parts, lambda store: send(store.signal(job_id, signal, text))))
     except JobMissing:
@@ -54,6 +57,10 @@ def signal(parts: Parts, job_id: str, signal: str, value: Any) -> Operation[Sign
             raise
         why = f"{job_id} has no job yet: {_NO_JOB[node.code]}"
         raise JobMissing(f"{why}; send the signal when graph {node.batch} has started it") from None
+
+
+async def _sealed(codec: PayloadCodec, about: About, text: bytes) -> bytes:
+    return seal_value(codec, about, text)
 
 
 def revive(parts_of: Callable[[str], Parts], ids: Sequence[str]) -> Operation[int]:

@@ -1,8 +1,8 @@
 """The operations of a client on Redis, written once for programs with an event loop and without one.
 
 An operation is a generator. It yields steps: send a call, find the nodes, wait in Redis for a reply, ask the workers,
-sleep. It receives a value or an error for each step, and returns its result at the end. `Client` and `BlockingClient`
-perform the steps, each in its own way; the operations decide on the calls, and on their repetition.
+use the codec, sleep. It receives a value or an error for each step, and returns its result at the end. `Client` and
+`BlockingClient` perform the steps, each in its own way; the operations decide on the calls, and on their repetition.
 
 At the end of the file: how to find the names of all queues.
 """
@@ -23,10 +23,11 @@ from msgspec.structs import replace
 from evsched import keys
 from evsched.client.option_values import Past, Unique, due_and_delay, past_moment, seconds
 from evsched.client.transaction import Statement
-from evsched.errors import BadResult, EvschedError, JobDead, JobError, JobMissing, StoreDown, StoreRefused
+from evsched.errors import BadResult, CannotOpen, EvschedError, JobDead, JobError, JobMissing, StoreDown, StoreRefused
 from evsched.jobs import option_checks as check
 from evsched.jobs.job import OnConflict, decode
 from evsched.jobs.redaction import is_member, redacted_member
+from evsched.jobs.sealed import About, PayloadCodec, Sealed, masked, open_value, sealed_in
 from evsched.store import server
 from evsched.store.acts import ACTS, AuditedAct, AuditEntry, as_acts, stream_position
 from evsched.store.audit_trail import AuditTrail, DeploymentTrail
@@ -105,6 +106,12 @@ class Query(Struct, frozen=True):
     connection: Any
 
 
+class UseCodec(Struct, frozen=True):
+    """Have the codec of the app do something; returns its result, or None: the client has no codec."""
+
+    work: Callable[[PayloadCodec], Awaitable[Any]]
+
+
 class Sleep(Struct, frozen=True):
     """Do nothing for a number of seconds."""
 
@@ -112,7 +119,7 @@ class Sleep(Struct, frozen=True):
 
 
 W = TypeVar("W")
-Step = Send | SendMany | Nodes | Wait | AskWorkers | Query | Sleep
+Step = Send | SendMany | Nodes | Wait | AskWorkers | Query | UseCodec | Sleep
 Operation = Generator[Step, Any, T]
 
 
@@ -250,13 +257,41 @@ def result(store: Store, job_id: str, timeout: timedelta | float | None, row: in
     """Wait until a job has ended, and return its result. `row`: see `end`."""
     ended = yield from end(store, job_id, timeout, row)
     if ended.outcome == "done":
-        return ended.result
+        return (yield from open_result(job_id, ended.result))
     how = "was cancelled" if ended.outcome == "cancelled" else f"is {ended.outcome}: {ended.reason}"
     raise JobDead(f"{job_id} {how}")
 
 
+def open_result(job_id: str, value: Any) -> Operation[Any]:
+    """Return the result of a job, opened if it is sealed.
+
+    Raises:
+        BadResult: this client cannot open it.
+    """
+    sealed = sealed_in(value)
+    return value if sealed is None else (yield from _open_result(job_id, sealed))
+
+
+def _open_result(job_id: str, sealed: Sealed) -> Operation[Any]:
+    try:
+        text = yield UseCodec(lambda codec: open_value(codec, About("result", of=job_id), sealed))
+    except CannotOpen as error:
+        raise BadResult(f"{job_id} is done, but its result cannot be read: {error}") from None
+    if text is None:
+        raise BadResult(f"{job_id} is done, but its result is sealed, {sealed}: give the app of this program a codec")
+    return decode(text)
+
+
+def shown_result(job_id: str, value: Any) -> Operation[Any]:
+    """Return a result for a reader: opened if this client can open it, else as the text that says how it is sealed."""
+    try:
+        return (yield from open_result(job_id, value))
+    except BadResult:
+        return masked(value)
+
+
 def end(store: Store, job_id: str, timeout: timedelta | float | None, row: int | None = None) -> Operation[JobEnd]:
-    """Wait until a job has ended, and return how. Nothing polls: Redis answers when the job ends.
+    """Wait until a job has ended, and return how; a sealed result stays so. Nothing polls: Redis answers when it ends.
 
     `row`: the number of the job's row in the ledger, which a relay has yet to schedule: that is polled.
     """

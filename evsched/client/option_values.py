@@ -15,6 +15,7 @@ from evsched.errors import ConfigError
 from evsched.jobs.job import encode, is_not_finite
 from evsched.jobs.kept import SIGNAL, SIGNALS_MOST
 from evsched.jobs.option_checks import invalid
+from evsched.jobs.sealed import PayloadCodec
 from evsched.jobs.tasks import Task
 
 
@@ -158,23 +159,38 @@ class Unique(Struct, frozen=True, kw_only=True):
         return 0.0 if self.within is None else finite_seconds("Unique: within", self.within)
 
 
-def unique_id(task: Task, unique: Unique, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+Digest = Callable[[bytes], bytes]
+"""Returns a digest of at least 16 bytes: of a codec, that nobody without its key can compute; else the SHA-256."""
+
+
+def _sha256(text: bytes) -> bytes:
+    return sha256(text).digest()
+
+
+def digest_of(codec: PayloadCodec | None) -> Digest:
+    """Return what makes the ids of unique jobs."""
+    return _sha256 if codec is None else codec.digest
+
+
+def unique_id(
+    task: Task, unique: Unique, args: Sequence[Any], kwargs: Mapping[str, Any], digest: Digest = _sha256
+) -> str:
     """Return the id of a unique job. The arguments must fit the task.
 
     Raises:
         ConfigError: the key that `by` returned is not JSON, or it is None.
     """
     if unique.by == "args":
-        return id_of_arguments(task.name, *task.signature.by_position(args, kwargs))
-    return id_of_key(task.name, unique.by(*args, **kwargs))
+        return id_of_arguments(task.name, *task.signature.by_position(args, kwargs), digest)
+    return id_of_key(task.name, unique.by(*args, **kwargs), digest)
 
 
-def id_of_arguments(task: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def id_of_arguments(task: str, args: Sequence[Any], kwargs: Mapping[str, Any], digest: Digest = _sha256) -> str:
     """Return the id of a job that is unique by its arguments, which are JSON. docs/protocol.md has the rule."""
-    return _digest(task, list(args), dict(kwargs))
+    return _id(digest, task, list(args), dict(kwargs))
 
 
-def id_of_key(task: str, key: Any) -> str:
+def id_of_key(task: str, key: Any, digest: Digest = _sha256) -> str:
     """Return the id of a job that is unique by a key, which is JSON.
 
     Raises:
@@ -183,10 +199,10 @@ def id_of_key(task: str, key: Any) -> str:
     if key is None:  # most likely it was forgotten, or a function forgot to return it
         raise ConfigError(f"task {task}: the key of a unique job is None: give a string, or another JSON value")
     try:
-        return _digest(task, key)
+        return _id(digest, task, key)
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"task {task}: the key of a unique job must be JSON: {error}") from None
 
 
-def _digest(*parts: Any) -> str:
-    return "unique-" + sha256(_encode(parts)).hexdigest()[:_DIGITS]
+def _id(digest: Digest, *parts: Any) -> str:
+    return "unique-" + digest(_encode(parts)).hex()[:_DIGITS]

@@ -19,8 +19,9 @@ from msgspec.structs import astuple, replace
 from evsched import keys
 from evsched.client.gate import check_pause
 from evsched.client.new_job import JobOptions, job_maker
-from evsched.client.operations import Operation, send
+from evsched.client.operations import Operation, UseCodec, send
 from evsched.client.option_values import finite_seconds, seconds, unix
+from evsched.client.sealing import seal_recurring
 from evsched.errors import ConfigError, JobMissing, StoreRefused
 from evsched.jobs import arguments
 from evsched.jobs import option_checks as check
@@ -149,7 +150,8 @@ def declare(store: Store, declared: Declared) -> Operation[Literal["made", "chan
     recurrence, task = (yield from with_stored(store, declared)), task_of(declared.payload)
     if task is not None:
         check_by_policies(recurrence, (yield from send(store.policies([task]))))
-    done = yield from send(store.declare(declared))
+    sealed = yield UseCodec(lambda codec: seal_recurring(codec, declared.payload))
+    done = yield from send(store.declare(declared if sealed is None else replace(declared, payload=sealed)))
     return cast(Literal["made", "changed", "same"], done)  # "older" concerns declarations by an app
 
 

@@ -11,6 +11,7 @@ import msgspec
 from evsched.client import spread
 from evsched.client.new_job import random_id
 from evsched.client.operations import Operation, send
+from evsched.client.sealing import copied_for
 from evsched.client.spread import Parts
 from evsched.errors import JobExists, JobMissing
 from evsched.store.client_calls import New
@@ -20,7 +21,7 @@ _OWN: Final = ("id", "priority", "group")
 """Fields of a payload that describe an inline job: a record has them beside its payload."""
 
 
-def run_again(parts: Parts, home: Callable[[str], Store], job_id: str) -> Operation[str]:
+def run_again(parts: Parts, home: Callable[[str], Store], job_id: str, payload_cap: int) -> Operation[str]:
     """Enqueue a copy of a job that has ended, due now, and return its id.
 
     The copy has the payload, the priority and the group of the record. It is not a run of the recurrence that made the
@@ -30,6 +31,7 @@ def run_again(parts: Parts, home: Callable[[str], Store], job_id: str) -> Operat
     Raises:
         JobExists: the job has not ended.
         JobMissing: its record is not kept any more.
+        ConfigError: its arguments are sealed for this job, and this client cannot open them.
     """
     found = yield from spread.search(parts, lambda store: send(store.look(job_id)))
     if found is None:
@@ -41,7 +43,8 @@ def run_again(parts: Parts, home: Callable[[str], Store], job_id: str) -> Operat
     if payload is None:
         raise JobMissing(f"the record of job {job_id:.200} has no payload: it cannot run again")
     copy = random_id()
-    job = New(copy, _copied(payload), status.priority, status.group)
+    text = yield from copied_for(_copied(payload), job_id, copy, payload_cap)
+    job = New(copy, text, status.priority, status.group)
     yield from send(home(copy).enqueue([job]))
     if (note := home(copy).note_act("again", [copy], job=job_id)) is not None:
         yield from send(note)

@@ -25,6 +25,7 @@ from evsched import keys
 from evsched.client import operations, sweep
 from evsched.client.operations import Operation, find_queues, node_of, send
 from evsched.client.option_values import Unique
+from evsched.client.sealing import opened
 from evsched.client.sweep import Waiting
 from evsched.errors import JobMissing, ShardsDown, ShardsUnread, StoreDown, StoreError, StoreRefused
 from evsched.jobs.job import OnConflict
@@ -242,7 +243,7 @@ def unknown_parts(parts: Parts) -> Operation[list[Store]]:
 def status(parts: Parts, job_id: str) -> Operation[JobStatus | None]:
     """Return where a job is and what its record says; None when there is no job of that id."""
     found = yield from search(parts, lambda store: send(store.look(job_id)))
-    return found and found[1]
+    return found and (yield from opened(*found))
 
 
 def original(parts: Parts, job_id: str) -> Operation[Original | None]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from evsched.client.client import Client, SyncClient
 from evsched.client.job_handle import Job, SyncJob
 from evsched.client.new_job import Instrument, JobOptions, Sending, check_job_options, job_maker, without_later
-from evsched.client.option_values import unique_id
+from evsched.client.option_values import digest_of, unique_id
 from evsched.client.target_tasks import TargetJob, definition
 from evsched.client.transaction import Insertion, without_loop
 from evsched.errors import BadArguments, ConfigError
@@ -22,6 +23,7 @@ from evsched.jobs.arguments import Arguments, check
 from evsched.jobs.job import decode
 from evsched.jobs.record import DEFAULT_RETENTION
 from evsched.jobs.redaction import REDACTED
+from evsched.jobs.sealed import PayloadCodec
 from evsched.jobs.tasks import Task
 from evsched.keys import check_queue
 from evsched.store.client_calls import New
@@ -44,6 +46,7 @@ class Outlet(Protocol):
 
     queue: str
     payload_cap: int
+    codec: PayloadCodec | None
     instruments: list[Instrument]
 
     @property
@@ -218,6 +221,7 @@ class Enqueuer(Generic[P, R]):
 
     async def _insert(self, connection: Any, jobs: list[New], options: JobOptions) -> list[Job[R]]:
         client = self._app.client
+        jobs = [*await client.sealed(jobs)]
         critical, on_conflict, unique = options.get("critical"), options.get("on_conflict"), options.get("unique")
         insertion = Insertion(self._queue, jobs, critical, on_conflict, unique, client.ledger_time())
         rows = insertion.read(await insertion.statement().by_any(connection)) if jobs else []
@@ -232,12 +236,15 @@ class Enqueuer(Generic[P, R]):
         task, unique = self._task, options.get("unique")
         if task.redact:
             options = {**options, "redact": (*task.redact, *(options.get("redact") or ()))}
-        make = job_maker(task.name, options, self._app.payload_cap, task.signature)
+        codec = self._app.codec
+        # With a codec, the sealed payload counts: a store may have taken the arguments.
+        cap = self._app.payload_cap if codec is None else sys.maxsize
+        make = job_maker(task.name, options, cap, task.signature)
 
         def checked(args: Sequence[Any], kwargs: dict[str, Any]) -> New:
             job = make(args, kwargs)
             check(task.signature, task.check, args, kwargs, job.payload, later)
-            return job if unique is None else replace(job, id=unique_id(task, unique, args, kwargs))
+            return job if unique is None else replace(job, id=unique_id(task, unique, args, kwargs, digest_of(codec)))
 
         return checked
 

@@ -46,6 +46,16 @@ class RetryPolicy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     jitter: Length | UnsetType = UNSET
 
 
+class SealedArguments(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The arguments, compressed, encrypted, or in a store: docs/protocol.md says how to read and write them."""
+
+    data: Annotated[str, Meta(extra_json_schema={"contentEncoding": "base64"})] = ""
+    key: Annotated[str, Meta(description="The id of the key by which they are encrypted.")] = ""
+    zip: Literal["", "zlib"] = ""
+    of: Annotated[str, Meta(description="The id of the job, if they belong to no other.")] = ""
+    ref: Annotated[str, Meta(description="Where the data is in the store of the app.")] = ""
+
+
 class JobPayload(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The payload of a job's record, or of a recurrence's. There, `id`, `priority` and `group` are ignored."""
 
@@ -63,6 +73,7 @@ class JobPayload(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=
     window: Window | None = None
     tags: Tags | _EmptyObject = []
     redact: Redact | _EmptyObject = []
+    sealed: SealedArguments | None = None
     id: Any = None
     priority: Any = None
     group: Any = None

@@ -25,6 +25,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evsched import environment
+from evsched.app import find_codec
 from evsched.client import operations, spread
 from evsched.config import Config
 from evsched.console.act_runs import UserActs
@@ -112,7 +113,7 @@ class Console:
     def __init__(self, config: Config, *, alone: bool, find_visitor: FindVisitor | None) -> None:
         self.config = config
         self._alone = alone
-        self.client = MeteredClient(config.url)
+        self.client = MeteredClient(config.url).with_codec(find_codec(config.codec), config.payload_cap)
         self.access = Users(config, self.client, open_without_tokens=alone, find_visitor=find_visitor)
         self.pages = Pages(config)
         self.hub = Hub()

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from evsched.app import App
 from evsched.client.client import SyncClient
-from evsched.client.option_values import unique_id
+from evsched.client.option_values import digest_of, unique_id
 from evsched.client.task_handle import Enqueuer
 from evsched.django.compat import (
     AnyTask,
@@ -32,6 +32,7 @@ from evsched.django.task_results import new_result, read_result
 from evsched.django.waiting_rows import find_row
 from evsched.errors import ConfigError, JobExists
 from evsched.jobs.record import JobStatus
+from evsched.jobs.sealed import PayloadCodec
 from evsched.keys import NAME
 from evsched.transport.links import finish
 
@@ -52,9 +53,9 @@ class RedisClients(Struct, frozen=True):
 
 
 @lru_cache
-def redis_of(url: str | None) -> RedisClients:
+def redis_of(url: str | None, codec: PayloadCodec | None = None) -> RedisClients:
     """Return the clients of a Redis. Django makes a backend for each thread: all of them share these."""
-    app = App(url)
+    app = App(url, codec=codec)
     return RedisClients(app, app.client.without_loop())
 
 
@@ -84,8 +85,13 @@ class Backend(BaseTaskBackend):
         return os.environ.get("EVSCHED_URL") or self.options.get("url")
 
     @property
+    def codec(self) -> PayloadCodec | None:
+        """Seals the arguments and results of its tasks."""
+        return self.options.get("codec")
+
+    @property
     def redis(self) -> RedisClients:
-        return redis_of(self.url)
+        return redis_of(self.url) if self.codec is None else redis_of(self.url, self.codec)
 
     def validate_task(self, task: AnyTask) -> None:
         """Check a task when it is made, by `@task` and by `using`.
@@ -174,7 +180,7 @@ class Backend(BaseTaskBackend):
         self, task: AnyTask, args: list[Any], kwargs: dict[str, Any], result: TaskResult[Any]
     ) -> TaskResult[Any]:
         """Return the result of the unique job that was enqueued before this one."""
-        self._name(result, unique_id(definition_of(task), option(task, "unique"), args, kwargs))
+        self._name(result, unique_id(definition_of(task), option(task, "unique"), args, kwargs, digest_of(self.codec)))
         try:
             return self.get_result(result.id)
         except TaskResultDoesNotExist:  # it has ended meanwhile, or its transaction has not been committed

@@ -15,7 +15,7 @@ from evsched.jobs.tasks import TaskOptions, check_task_options
 from evsched.keys import check_queue
 from evsched.transport.address import parse
 
-_OPTIONS: Final = ("url", "ledger", "retry", "timeout", "retention")
+_OPTIONS: Final = ("url", "ledger", "codec", "retry", "timeout", "retention")
 """The names that OPTIONS may have."""
 
 
@@ -46,7 +46,7 @@ def _options(backend: BackendSettings) -> _Found:
     for name in backend.options:
         if name not in _OPTIONS:
             yield 1, f"OPTIONS has {name!r}, which evsched does not know.", f"It knows {', '.join(_OPTIONS)}."
-    given: dict[str, Any] = {name: value for name, value in backend.options.items() if name in _OPTIONS[2:]}
+    given: dict[str, Any] = {name: value for name, value in backend.options.items() if name in _OPTIONS[3:]}
     try:
         check_task_options(TaskOptions(**given))
         if backend.url is not None:

@@ -87,7 +87,9 @@ class _DjangoApp(App):
     def __init__(self, backend: Backend) -> None:
         self._known = sorted({queue for found in _backends().values() for queue in found.queues}) or [DEFAULT_QUEUE]
         lifespan = partial(_closing, backend)
-        super().__init__(backend.url, queue=self._known[0], name="evsched.django", lifespan=lifespan)
+        super().__init__(
+            backend.url, queue=self._known[0], name="evsched.django", lifespan=lifespan, codec=backend.codec
+        )
         self.program = replace(self.program, tasks=_ImportedTasks(backend))
 
     @property

@@ -51,6 +51,7 @@ class Executor:
         worker: str = "",
     ) -> None:
         self._tasks = program.tasks
+        self.codec = program.codec
         self._store = store or RunStore()
         self.handlers = Handlers(program, slots, worker)
         self._isolation = Isolation(source, self.handlers, slots, kill_grace) if source else None
@@ -81,7 +82,10 @@ class Executor:
         """
         outcome: Outcome | None = None
         try:
-            prepared = run.prepare(self._tasks)
+            if self.codec is None:
+                prepared = run.prepare(self._tasks)
+            else:
+                prepared = await run.prepare_opened(self._tasks, self.codec)
             if isinstance(prepared, Prepared) and prepared.payload.window is None and run.stop_reason is None:
                 outcome = await self._call(run, prepared)
             else:
@@ -95,9 +99,11 @@ class Executor:
         finally:
             run.end(outcome)
 
-    async def _call_if_possible(self, run: Run, prepared: Prepared | NoTask | Buried) -> Outcome:
+    async def _call_if_possible(self, run: Run, prepared: Prepared | NoTask | Buried | Deferred) -> Outcome:
         if isinstance(prepared, Buried):
             return replace(prepared, began=False)
+        if isinstance(prepared, Deferred):
+            return prepared
         window = prepared.payload.window
         if window is not None and (closed := await check_window(self._store, run, window, prepared.payload.reply)):
             return closed if isinstance(closed, Deferred) else replace(closed, began=False)

@@ -26,6 +26,7 @@ from evsched.execution.run import TIMED_OUT, Failed, Prepared, Run, encode_resul
 from evsched.jobs.current_job import CurrentJob, set_current_job
 from evsched.jobs.job import Message, Snoozed, shorten
 from evsched.jobs.retry import class_name, kinds_of
+from evsched.jobs.sealed import About, put_value
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 from evsched.jobs.tasks import Task
 
@@ -160,6 +161,7 @@ class Handlers:
         self._worker = worker
         self._middleware = program.middleware
         self._around = program.around
+        self._codec = program.codec
         self._threads = anyio.CapacityLimiter(threads)
         self.state: Any = None
         """The value that the app's lifespan yields."""
@@ -201,7 +203,12 @@ class Handlers:
                 # The wait for a process does not count as running time.
                 await self.processes.ready(prepared.task.module, prepared.task.handler.__qualname__)
             result = await self._call_through(run, prepared)
-            return result if type(result) is Message else encode_result(result)
+            if type(result) is Message:
+                return result
+            text = encode_result(result)
+            if self._codec is None:
+                return text
+            return await put_value(self._codec, About("result", of=run.job.id), text)
         except HandlerMissing:
             raise
         # The one place that catches all: a handler must neither end its worker nor keep its slot for ever.

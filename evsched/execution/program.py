@@ -12,6 +12,7 @@ from msgspec import Struct, structs
 from evsched.execution.run import Run
 from evsched.jobs import groups
 from evsched.jobs.current_job import CurrentJob
+from evsched.jobs.sealed import PayloadCodec
 from evsched.jobs.tasks import Tasks
 from evsched.recurrence.recurrence import Declared, content_of
 from evsched.shards import NONE, Shards, Share
@@ -51,6 +52,8 @@ class Program(Struct, frozen=True):
     """How many shards the queues have."""
     around: list[Around] = []
     """The instruments of the app, the outermost first."""
+    codec: PayloadCodec | None = None
+    """Opens the arguments of jobs, and seals their results."""
 
     @property
     def digest(self) -> str:

@@ -18,12 +18,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from evsched.display import format_duration
-from evsched.errors import ConfigError
+from evsched.errors import CannotOpen, ConfigError
 from evsched.jobs import option_checks as check
 from evsched.jobs.current_job import CurrentJob, Progress
 from evsched.jobs.job import (
     Aborted,
     Buried,
+    Deferred,
     Done,
     FetchedJob,
     Forwarded,
@@ -43,6 +44,7 @@ from evsched.jobs.kept import Keep, KeptAnswer, Question
 from evsched.jobs.record import DEFAULT_RETENTION
 from evsched.jobs.redaction import REDACTED
 from evsched.jobs.retry import Retry, least_delay
+from evsched.jobs.sealed import PayloadCodec, covers_all, open_payload
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 from evsched.jobs.tasks import Hooks, Task, Tasks
 
@@ -90,9 +92,9 @@ class NoTask(Struct, frozen=True):
 def read_payload(job: FetchedJob) -> Payload | Buried:
     """Read the payload of a job, or return why that cannot be done."""
     try:
-        return decode_payload(job.payload)
+        return decode_payload(job.readable)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        why = describe_malformed(job.payload, error)
+        why = describe_malformed(job.readable, error)
         return Buried(shorten(f"invalid payload: {why}: correct it and enqueue the job again"), False)
 
 
@@ -101,6 +103,9 @@ def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prep
     task = tasks.get(payload.task)
     if task is None:
         return _expired(job, payload, now) or NoTask(payload)
+    if payload.sealed is not None:
+        why = f"its arguments are sealed, {payload.sealed}, and the app of this worker has no codec: give it one, and "
+        return _expired(job, payload, now) or Buried(shorten(why + "revive the job"), payload.reply)
     try:
         policy = task.policy(payload)
         args, kwargs = task.bind(payload)
@@ -151,6 +156,9 @@ def doubtful(counted: int) -> str:
     return f" ({counted} earlier run{' is' if counted == 1 else 's are'} counted that may not have begun)"
 
 
+_STORE_AGAIN: Final = 5.0
+"""Seconds until a job is looked at again whose arguments are in a store that fails."""
+
 StopReason = Literal["timeout", "cancelled", "lost"]
 """Why a run is to stop: its timeout has passed; its job was cancelled; its job is not this worker's any more."""
 
@@ -191,7 +199,8 @@ class Delivery(Struct, frozen=True):
 class Run(Struct, eq=False):
     """A run; `(job.id, job.attempt)` names it. One object for each job, so it is as small as it can be.
 
-    Each group of attributes below has one writer. `job` and `delivery` do not change. The executor sets the attributes
+    Each group of attributes below has one writer. `job` and `delivery` do not change, but that the arguments of the job
+    are opened once. The executor sets the attributes
     of the second group, and the consumer those of the third. The handler sets `progress` and `positions`, from any
     thread, and nothing else. To stop a run, call `stop` in the event loop's thread.
     """
@@ -300,6 +309,38 @@ class Run(Struct, eq=False):
         if isinstance(error, RetryLater | Snooze):
             return False
         return self.stop_reason == "timeout" or (error is not None and self.stop_reason is None)
+
+    async def prepare_opened(self, tasks: Tasks, codec: PayloadCodec) -> Prepared | NoTask | Buried | Deferred:
+        """Open the arguments, and prepare the run. If they cannot be opened, the job waits or is dead."""
+        refusal = await self._open(tasks, codec)
+        prepared = self.prepare(tasks)
+        if (
+            refusal is None
+            or isinstance(prepared, NoTask)
+            or (isinstance(prepared, Buried) and prepared.outcome == "expired")
+        ):
+            return prepared
+        self.prepared = None
+        return refusal
+
+    async def _open(self, tasks: Tasks, codec: PayloadCodec) -> Buried | Deferred | None:
+        payload = read_payload(self.job)
+        if isinstance(payload, Buried) or tasks.get(payload.task) is None:
+            return None  # `prepare` says why it cannot run here
+        try:
+            if not codec.accepts_plain(payload.task) and not covers_all(self.job.payload):
+                why = "its arguments are not encrypted, and the codec of the app takes no others: enqueue it by the app"
+                return Buried(why, payload.reply)
+            opened = await open_payload(codec, self.job.payload, self.job.id)
+        except CannotOpen as error:
+            why = f"its arguments cannot be read: {error}"
+            if error.later:
+                return Deferred(self.delivery.redis_now() + _STORE_AGAIN, shorten(why), cause="store")
+            return Buried(shorten(f"{why}; then revive the job"), payload.reply)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            return Buried(shorten(f"its arguments, once opened, are not valid: {error}"), payload.reply)
+        self.job = replace(self.job, opened=opened)
+        return None
 
     def end(self, outcome: Outcome | None) -> None:
         """Keep the outcome, unless the run was given up and has one; drop everything that only a live run needs.

@@ -144,19 +144,21 @@ class Graph:
     async def put(self, client: Client) -> EnqueuedGraph:
         """Do as `enqueue`, through a client."""
         batch = NewBatch(self._id, self._queue, client, self._options)
-        rows = self._rows(batch.id)
+        outlines = {name: self._outline(added) for name, added in self._nodes.items()}
+        outlines = {name: (job, await client.sealed_node(payload)) for name, (job, payload) in outlines.items()}
+        rows = self._rows(batch.id, outlines)
         async with batch:
             await write_nodes(client, client.store(batch.queue), batch.id, rows)
         return EnqueuedGraph(batch.id, batch.queue, client, self._last)
 
-    def _rows(self, batch: str) -> list[PlanRow]:
+    def _rows(self, batch: str, outlines: Mapping[str, tuple[New, dict[str, Any]]]) -> list[PlanRow]:
         """Return the nodes as `batch_plan` takes them. Raises as `plan_rows`."""
         if not self._nodes:
             raise ConfigError("the graph has no nodes: add one with add(name, task.s(...))")
         nodes = {
             name: PlannedNode(
                 added.call.task.queue,
-                *self._outline(added),
+                *outlines[name],
                 added.call.task.retention,
                 added.edges,
                 added.despite,

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
+from evsched.jobs.sealed import Sealed
 from evsched.jobs.steering import Snooze
 
 
@@ -54,6 +55,8 @@ class Payload(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     tags: tuple[str, ...] = ()
     redact: tuple[str, ...] = ()
     """Arguments that readers do not get (`jobs/redaction.py`)."""
+    sealed: Sealed | None = None
+    """The arguments as a codec has sealed them (`jobs/sealed.py`); `args` and `kwargs` come after these."""
     id: Any = None
     priority: Any = None
     group: Any = None
@@ -77,6 +80,13 @@ class FetchedJob(Struct, frozen=True):
     run: str = ""
     """The name that `start` gave this run: its attempt, and when it was started. An id that is used again has runs with
     the same attempts, so the verbs that end runs compare this."""
+    opened: bytes | None = None
+    """The payload with its arguments, once the codec of the app has opened them."""
+
+    @property
+    def readable(self) -> bytes:
+        """The payload, with its arguments as far as they are known."""
+        return self.opened or self.payload
 
     @property
     def is_unnamed(self) -> bool:
@@ -176,9 +186,9 @@ class Aborted(Struct, frozen=True, tag=True):
     """Whether the run had begun."""
 
 
-DeferCause = Literal["window", "code", "task"]
+DeferCause = Literal["window", "code", "task", "store"]
 """Why a run did not begin: its window, which is closed or cannot be read; the code on disk, which has no handler; its
-task, which the worker's app does not have."""
+task, which the worker's app does not have; the store of the app, which does not give its arguments."""
 
 
 class Deferred(Struct, frozen=True, tag=True):

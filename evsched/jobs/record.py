@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from evsched.jobs.job import TAG, TAGS_MOST, decode, encode
 from evsched.jobs.kept import read_lines
 from evsched.jobs.redaction import NONE_DECLARED, Redactions, redacted
+from evsched.jobs.sealed import has_seals, masked
 
 Place = Literal["schedule", "backlog", "ready", "processing", "finished", "dead"]
 PLACES: Final[tuple[Place, ...]] = ("schedule", "backlog", "ready", "processing", "finished", "dead")
@@ -200,6 +201,8 @@ class JobStatus(Struct, frozen=True):
     """The runs of the job that have ended, the first and the last ten; see `JobRun`."""
     result: Any = None
     payload: Any = None
+    sealed: bool = False
+    """Whether the payload or the result has something that is sealed, and that this reader cannot open."""
     expires: float | None = None
     """The payload's: the job is not started after this moment."""
     tags: tuple[str, ...] = ()
@@ -385,6 +388,9 @@ def read_status(
         found["due"] = number(score.encode())
     if place == "processing" and (again := number(score.encode())) is not None:
         found["again"] = again
+    sealed = any(b"sealed" in fields.get(name, b"") and has_seals(found[name]) for name in ("payload", "result"))
+    if sealed:
+        found |= {name: masked(found[name]) for name in ("payload", "result") if name in found}
     payload = found["payload"] = redacted(found.get("payload"), declared)
     said = cast("dict[str, Any]", payload) if isinstance(payload, dict) else {}
     task, window, expires = said.get("task"), said.get("window"), said.get("expires")
@@ -397,6 +403,7 @@ def read_status(
         task=task if isinstance(task, str) else None,
         expires=float(expires) if isinstance(expires, int | float) and not isinstance(expires, bool) else None,
         tags=_tags(said.get("tags")),
+        sealed=sealed,
         window=window if isinstance(window, str) else None,
         steps=_steps(fields.get("steps", b"")),
         signals=tuple(line.name for line in read_lines(fields.get("signals", b""))),

@@ -208,7 +208,7 @@ def _call(link: WorkerLink, order: process_pool.CallHandler) -> process_pool.Rep
     job, reports = order.job, ProgressReports(link)
     handler, signature = _handler(order.module, order.name)
     try:
-        payload = decode_payload(job.payload)
+        payload = decode_payload(job.readable)
         args, kwargs = signature.bind(payload.args, payload.kwargs, payload.redact)
     except (msgspec.ValidationError, RecursionError) as error:
         # The worker found that they fit the code that it runs.

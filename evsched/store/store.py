@@ -17,6 +17,7 @@ The methods are grouped in files by their callers:
     relay_calls.py       the relays of the ledger
     batch_calls.py       batches, and the chores of their keepers
     batch_pauses.py      pauses of batches
+    reseal_calls.py      what a codec has sealed, and how it is sealed with another key
 
 Each file also has the values that its calls take and return; their times are in seconds, by Redis's clock. `queue.py`
 is the base of them all. `server.py` has calls that belong to no queue.
@@ -31,6 +32,7 @@ from evsched.store.moves import Moves
 from evsched.store.operator_calls import OperatorCalls
 from evsched.store.recurrence_calls import RecurrenceCalls
 from evsched.store.relay_calls import RelayCalls
+from evsched.store.reseal_calls import ResealCalls
 from evsched.store.run_ends import RunEnds
 from evsched.store.worker_calls import WorkerCalls
 
@@ -49,6 +51,7 @@ class Store(
     RelayCalls,
     BatchCalls,
     BatchPauses,
+    ResealCalls,
 ):
     """The calls of one queue.
 

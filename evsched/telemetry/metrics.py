@@ -94,7 +94,7 @@ COUNTERS: Final = (
     Metric(
         "jobs_deferred",
         "Jobs returned to the schedule because they could not begin: their window is closed, the code on disk has no"
-        " handler for them, or the worker does not know their task.",
+        " handler for them, the worker does not know their task, or the app's store does not give their arguments.",
         ("queue", "cause"),
     ),
     Metric("wakeups", "Times that a dispatcher checked a schedule, by cause.", ("reason",)),

@@ -27,7 +27,7 @@ Word = str | bytes | int | float
 _READERS: Final = frozenset(
     (
         *("CLUSTER", "DBSIZE", "EXISTS", "GET", "INFO", "PUBSUB", "SCAN", "TIME", "TYPE"),
-        *("HGET", "HGETALL", "HMGET", "HSTRLEN", "LINDEX", "LRANGE", "SCARD", "SMEMBERS", "SSCAN"),
+        *("HGET", "HGETALL", "HMGET", "HSCAN", "HSTRLEN", "LINDEX", "LRANGE", "SCARD", "SMEMBERS", "SSCAN"),
         *("XINFO", "XLEN", "XREAD", "XREVRANGE", "ZCARD", "ZRANGE", "ZSCAN", "ZSCORE"),
     )
 )

@@ -74,7 +74,7 @@ class QueueConsumer:
         self.demand = Demand(share, executor)
         self._sender = ExchangeSender(self.served, notices.sender if notices.share(queue) else None)
         self._progress = ProgressWriter(self.served, self.held.runs)
-        self._steps = StepKeeper(self.served)
+        self._steps = StepKeeper(self.served, executor.codec)
         self._lost = LostReplies(self.served, self.held, share)
         self._windows = ShardWindows(self.served)
         self._reconnect = Reconnect("worker", runtime.emit, queue)

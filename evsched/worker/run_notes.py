@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Final
 
-from evsched.errors import StoreError, StoreRefused
+from evsched.errors import CannotOpen, StoreError, StoreRefused
 from evsched.execution.run import Run
-from evsched.jobs.kept import KeptAnswer, Question
+from evsched.jobs.kept import Keep, KeptAnswer, Question, Recall, WaitFor
+from evsched.jobs.sealed import About, PayloadCodec, open_steps, open_text, seal_value
 from evsched.runtime.reconnect import Reconnect
 from evsched.worker.exchange import ServedQueue
 
@@ -122,10 +123,11 @@ class ProgressWriter:
 
 
 class StepKeeper:
-    """Answers the questions of the runs of one queue."""
+    """Answers the questions of the runs of one queue. `codec`: seals the results of steps; opens them, and signals."""
 
-    def __init__(self, served: ServedQueue) -> None:
+    def __init__(self, served: ServedQueue, codec: PayloadCodec | None) -> None:
         self._served = served
+        self._codec = codec
         self._loop = asyncio.get_running_loop()
         self._reconnect = Reconnect("worker, steps", served.runtime.emit, served.queue)
 
@@ -134,6 +136,23 @@ class StepKeeper:
         return asyncio.run_coroutine_threadsafe(self._ask(run, question), self._loop)
 
     async def _ask(self, run: Run, question: Question) -> KeptAnswer:
+        if self._codec is None:
+            return await self._send(run, question)
+        if isinstance(question, Keep) and not question.name.startswith("@"):
+            about = About("step", question.name, run.job.id)
+            question = Keep(question.name, seal_value(self._codec, about, question.value))
+        answer = await self._send(run, question)
+        try:
+            if isinstance(question, WaitFor) and answer.how == "come":
+                opened = open_text(self._codec, About("signal", question.signal, run.job.id), answer.value)
+                return KeptAnswer("come", opened)
+            if isinstance(question, Recall) and answer.how == "kept":
+                return KeptAnswer("kept", open_steps(self._codec, run.job.id, answer.value))
+        except CannotOpen as error:
+            return KeptAnswer("refused", f"what the job has kept cannot be read: {error}".encode())
+        return answer
+
+    async def _send(self, run: Run, question: Question) -> KeptAnswer:
         call = self._served.store.answer(self._served.worker, run.job, question)
         while True:
             async with self._reconnect:

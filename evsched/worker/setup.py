@@ -15,11 +15,14 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from evsched import events, process_events, shard_map
 from evsched.errors import WRONG_TYPE, ConfigError, StoreError, StoreRefused
 from evsched.execution.program import Program
 from evsched.jobs.redaction import EVERY, write_names
 from evsched.jobs.retry import write_policy
+from evsched.jobs.sealed import seal_fixed
 from evsched.jobs.tasks import Task
 from evsched.recurrence.calendars import names_of
 from evsched.recurrence.recurrence import Declared, describe_revision, read_recurrence, window_names
@@ -117,6 +120,8 @@ class Declarations:
         return found is not None
 
     async def _declare(self, store: Store, one: Declared, revision: float) -> bool:
+        if self._program.codec is not None:
+            one = replace(one, payload=seal_fixed(self._program.codec, one.payload))
         try:
             done = await self._runtime.sender.send(store.declare(one, self._program.owner, revision))
             if done != "older":

@@ -317,6 +317,8 @@ _OF: Final[dict[tuple[str, str], Values]] = {
     ("recur", "reason"): ([b"", b"", b"", b"x"], []),
     ("revive", "since"): ([b"", b"%d" % NOW], [b"0", b"-1", b"1e300"]),
     ("drop", "since"): ([b"", b"%d" % NOW], [b"0", b"-1", b"1e300"]),
+    ("reseal", "kind"): ([b"job", b"inline", b"recurrence", b"node"], [b"x"]),
+    ("reseal", "field"): ([b"payload", b"result", b"steps"], [b"x"]),
     ("forecast", "first"): ([b"", b"%d" % NOW], [b"-1", b"1e300"]),
     ("forecast", "length"): ([b"60", b"0.5"], [b"0", b"-1", b"1e300"]),
     ("forecast", "spans"): ([b"1", b"96"], [b"0", b"9007199254740993"]),

@@ -20,6 +20,7 @@ from evsched.store.moves import Arrival, MovingBatch
 from evsched.store.operator_calls import Violation, condition
 from evsched.store.queue import Announced
 from evsched.store.relay_calls import Report, RowJob
+from evsched.store.reseal_calls import Kept
 from evsched.store.run_ends import PutBack
 from evsched.store.store import Store
 from evsched.transport.call import Call, folder
@@ -168,6 +169,9 @@ CALLS: dict[str, Callable[[Store, Seeded], Call[Any]]] = {
     "requeue": lambda store, runs: store.at(NOW).requeue("w", "x"),
     "replan": lambda store, runs: store.at(NOW).replan("r"),
     "reschedule": lambda store, runs: store.at(NOW).reschedule("g1", NOW),
+    "reseal": lambda store, runs: store.reseal(
+        "job", [(Kept("job", job, "payload", b'{"task":"t","reply":true}'), b"{}") for job in ("g1", "r4")]
+    ),
     "resume": lambda store, runs: store.at(NOW).resume(),
     "retire": lambda store, runs: store.at(NOW).retire("retired", "app", 1),
     "retry": lambda store, runs: store.at(NOW).retry("w", [(runs[RUN], Retried(1.0, "x"))]),

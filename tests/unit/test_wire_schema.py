@@ -21,6 +21,7 @@ from evsched.errors import ConfigError
 from evsched.execution.run import prepare, read_payload
 from evsched.jobs import record
 from evsched.jobs.job import Buried, FetchedJob, Payload, RetryFields, decode_payload
+from evsched.jobs.sealed import Sealed
 from evsched.recurrence.recurrence import Declared, Recurrence, read_declared, read_recurrence
 from tests.support.cli import Cli
 
@@ -38,13 +39,14 @@ def errors(of: Written, value: Any) -> list[str]:
 def test_each_document_is_a_valid_json_schema(of: Written | None) -> None:
     schema = wire_schema(of)
     jsonschema.Draft202012Validator.check_schema(schema)
-    assert set(schema["$defs"]) == {"JobPayload", "InlineJob", "RetryPolicy", "RecurrenceRecord"}
+    assert set(schema["$defs"]) == {"JobPayload", "InlineJob", "RetryPolicy", "RecurrenceRecord", "SealedArguments"}
 
 
 def test_schema_has_the_fields_that_are_read() -> None:
     fields = {name: set(schema["properties"]) for name, schema in wire_schema()["$defs"].items()}
     assert fields["JobPayload"] == fields["InlineJob"] == set(Payload.__struct_fields__)
     assert fields["RetryPolicy"] == set(RetryFields.__struct_fields__)
+    assert fields["SealedArguments"] == set(Sealed.__struct_fields__)
     assert fields["RecurrenceRecord"] == set(Declared.__struct_fields__) - {"name"}
 
 
@@ -94,6 +96,9 @@ def test_the_protocol_has_examples() -> None:
         {"task": "t", "tags": {"a": 1}},
         {"task": "t", "tags": ["a b"]},
         {"task": "t", "tags": ["a"] * 6},
+        {"task": "t", "sealed": "AAAA"},
+        {"task": "t", "sealed": {"zip": "gzip"}},
+        {"task": "t", "sealed": {"iv": "AAAA"}},
     ],
     ids=json.dumps,
 )

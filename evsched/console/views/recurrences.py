@@ -20,6 +20,7 @@ from msgspec import Struct
 from evsched import keys
 from evsched.client import recurrence_operations
 from evsched.client.recurrence_operations import find_standing, read_record, read_stored
+from evsched.client.sealing import shown_payload
 from evsched.console.page import MeteredClient, View, Visit
 from evsched.console.rosters import URGENT, RosterRow, Rosters, as_row, text_of
 from evsched.console.words import PageClock, rounded
@@ -300,12 +301,12 @@ def _declaration(fields: dict[str, bytes]) -> dict[str, str]:
     return {name: value for name, value in given.items() if value}
 
 
-def _payload(fields: dict[str, bytes]) -> Any:
-    text = fields.get("payload", b"").decode(errors="backslashreplace")
+async def _payload(visit: Visit, fields: dict[str, bytes]) -> Any:
+    text = fields.get("payload", b"")
     try:
-        return redacted(msgspec.json.decode(text))
-    except (msgspec.MsgspecError, RecursionError):
-        return redacted(text)
+        return redacted(await visit.client.run(shown_payload(text)))
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return redacted(text.decode(errors="backslashreplace"))
 
 
 async def _recurrence(visit: Visit) -> dict[str, Any]:
@@ -345,7 +346,7 @@ async def _recurrence(visit: Visit) -> dict[str, Any]:
         "current": text_of(fields, "current") if text_of(fields, "current") != text_of(fields, "last_id") else "",
         "declaration": _declaration(fields),
         "owner": text_of(fields, "owner"),
-        "payload": _payload(fields),
+        "payload": await _payload(visit, fields),
         "backfill": await _dry_run(visit, row, now),
         "asked": (visit.get("from"), visit.get("to")),
         "example": f"{datetime.fromtimestamp(now, find_zone(visit.zone)) - timedelta(days=1):%Y-%m-%d}",
