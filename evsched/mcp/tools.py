@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import fields
 from starlette.requests import Request
 
-from evsched.api.api_request import ApiRequest, KnownShards, Waiters, check_served
+from evsched.api.api_request import ApiRequest, KnownShards, Waiters, WaitingFetches, check_served
 from evsched.api.endpoints import OPERATIONS, Operation
 from evsched.api.replies import Reply, invalid, problem_of
 from evsched.api.requests import NAME_IN_PATH, NAME_RULE, PATH_PARAMETERS
@@ -165,7 +165,8 @@ class ToolCalls:
         if rest:
             raise invalid(f"the tool has no argument {', '.join(map(repr, rest))}")
         http = Request({"type": "http", "method": operation.method, "path_params": path, "headers": []})
-        request = ApiRequest(self._client, self._shards, self._config, Waiters(0), http, "")
+        none_waits = Waiters(0), WaitingFetches(0)  # there is no tool for it
+        request = ApiRequest(self._client, self._shards, self._config, *none_waits, lambda event: None, http, "")
         try:
             reply = await operation.handler(request, **given)
         except JobMissing:

@@ -89,7 +89,7 @@ class HeldRun(Struct, frozen=True, forbid_unknown_fields=True):
     progress: Progress | None = None
 
 
-class Kept(Struct, frozen=True):
+class HeartbeatResult(Struct, frozen=True):
     """The result of a heartbeat: ids of runs that are to stop, and of runs that belong to the worker no longer."""
 
     stop: list[str]
@@ -286,7 +286,7 @@ class RemoteWorker:
                     return True
         return False
 
-    async def keep(self, tasks: Collection[str], runs: Sequence[HeldRun]) -> Kept:
+    async def keep(self, tasks: Collection[str], runs: Sequence[HeldRun]) -> HeartbeatResult:
         """Renew the lease, write the progress of runs, and find out which of them go on.
 
         Raises:
@@ -301,7 +301,7 @@ class RemoteWorker:
                 reported = [(job, replace(one, note=one.note[:_NOTE_MOST])) for job, one in own if one is not None]
                 if reported:
                     await self._client.send(store.progress(self.id, reported))
-        return Kept([job_id for job_id in stops if job_id not in lost], lost)
+        return HeartbeatResult([job_id for job_id in stops if job_id not in lost], lost)
 
     async def complete(self, job_id: str, token: str, result: Raw) -> None:
         """End a run that is done. A result that JSON cannot hold, or is too long, is no reason to run it again.
