@@ -140,7 +140,7 @@ class Heartbeat(threading.Thread):
         """The intervals, for the short leases and for the long ones, that fit the leases which were set last."""
         self._stopping = False
         self._soon = False
-        """The next heartbeat is due soon: since the last one the worker received jobs, or Redis refused a lease."""
+        """The next heartbeat is due soon: since the last one the worker received jobs, or a lease was not renewed."""
         self._short = False
         """The leases that were set last are the short ones, and have to be renewed soon."""
 
@@ -194,6 +194,7 @@ class Heartbeat(threading.Thread):
                 last = time.monotonic()
             except StoreDown:
                 # Not reported: the worker's own loop says that Redis is down.
+                self._soon = True  # a lease may still be the short one of a job that has ended
                 failures += 1
                 if not self._stopping:
                     self._wake.wait(reconnect_delay(failures))
@@ -230,6 +231,7 @@ class Heartbeat(threading.Thread):
         announced = self._setup.announced(store.queue)
         sent = since_boot()
         found = self._sender.send(store.heartbeat(self._worker, lease, busy=busy, announced=announced))
+        self._short = self._short or found.held > 0  # a job is on its way to the worker, so Redis has set the short one
         self._call_in_loop(self._found, store.queue, found, sent)
         if not found.kept:
             self._sender.send(store.heartbeat(self._worker, lease, busy=busy, fresh=True))

@@ -20,8 +20,10 @@ from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
 from tests.support.patience import PATIENCE
+from tests.support.plain import on_primaries
 from tests.support.recorder import Recorder
 from tests.support.system import system
+from tests.support.topology import pause
 
 
 async def learn(config: Config, sender: BatchingSender, recorder: Recorder) -> Runtime:
@@ -152,3 +154,37 @@ async def test_running_job_outlives_changes_of_the_lease(app: App, queue: str, s
     assert len(recorder.of(events.Started)) == 1
     assert not recorder.of(events.JobsRequeued)
     assert not recorder.of(events.LeaseLost)
+
+
+async def test_worker_that_is_idle_after_a_cut_gets_its_long_lease(
+    config: Config, app: App, queue: str, raw: Any
+) -> None:
+    """A heartbeat that fails is sent again soon: until it arrives, the lease is the short one of the last job."""
+    done = asyncio.Event()
+
+    @app.task
+    async def hold() -> None:
+        await done.wait()
+
+    own = replace(config, lease=14.0, heartbeat=1.0, idle_heartbeat=10 * PATIENCE, idle_lease=20 * PATIENCE)
+    async with system(own, app) as running, asyncio.timeout(PATIENCE):
+        (worker,) = running.workers
+
+        def lease() -> float:
+            return raw.zscore(f"evsched:{{{queue}}}:leases", worker.id) or 0.0
+
+        async def until_long() -> None:
+            while lease() < raw.time()[0] + PATIENCE:
+                await asyncio.to_thread(pause)
+
+        await until_long()
+        await hold.enqueue()
+        await running.recorder.wait(events.Started)
+        ends = lease()
+        while lease() == ends:  # until a heartbeat of the run
+            await asyncio.to_thread(pause)
+        done.set()
+        await running.recorder.wait(events.Completed)
+        raw.client_kill_filter(_type="normal", skipme=True, **on_primaries(raw))
+        await until_long()
+        assert not running.recorder.of(events.LeaseLost)
