@@ -119,7 +119,9 @@ def _retry(name: str, value: Any) -> None:
         return
     check.retry(name, value)
     if value.by_exception:
-        raise ConfigError(f"{name}: retry_on and give_up_on belong to a task: give them to @app.task(retry=...)")
+        raise ConfigError(
+            f"{name}: retry_on and give_up_on belong to a task: give them to its decorator, @task(retry=...)"
+        )
 
 
 def _window(name: str, value: Any) -> None:

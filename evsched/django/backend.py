@@ -74,7 +74,7 @@ class Backend(BaseTaskBackend):
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
-        self.options: Mapping[str, Any] = params.get("OPTIONS", {})
+        self.options: Mapping[str, Any] = params.get("OPTIONS") or {}
         ledger = self.options.get("ledger", False)
         self.ledger: str | None = _DEFAULT if ledger is True else ledger or None
         """The alias of the database whose transactions the jobs belong to."""

@@ -21,7 +21,8 @@ from django.utils import timezone
 
 from evsched.client.new_job import JobOptions, check_job_options
 from evsched.client.option_values import Unique
-from evsched.django.compat import DEFAULT_TASK_PRIORITY, AnyTask, Task
+from evsched.django.compat import DEFAULT_TASK_PRIORITY, AnyTask, InvalidTask, Task
+from evsched.errors import ConfigError
 from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import DEFAULT_TIMEOUT, TaskOptions, check_task_options, define
 from evsched.jobs.tasks import Task as Definition
@@ -69,7 +70,15 @@ class DjangoTask(AnyTask):
         retention: float | None = None,
         redact: tuple[str, ...] | None = None,
     ) -> DjangoTask:
-        """Return this task with other options for its jobs."""
+        """Return this task with other options for its jobs.
+
+        Raises:
+            InvalidTask: `retry` names exceptions, which only the decorator may.
+        """
+        try:
+            check_job_options(JobOptions(retry=retry))
+        except ConfigError as error:
+            raise InvalidTask(str(error)) from None
         given = {name: value for name, value in locals().items() if name != "self" and value is not None}
         return replace(self, **given)
 

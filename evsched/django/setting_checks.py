@@ -49,13 +49,19 @@ def _options(backend: BackendSettings) -> _Found:
     given: dict[str, Any] = {name: value for name, value in backend.options.items() if name in _OPTIONS[3:]}
     try:
         check_task_options(TaskOptions(**given))
-        if backend.url is not None:
-            parse(backend.url)
+        url: Any = backend.url
+        if not isinstance(url, str | None):
+            raise ConfigError(f"url is {url!r}, not a text")
+        if url is not None:
+            parse(url)
     except ConfigError as error:
         yield 2, f"OPTIONS is not valid: {error}.", "Correct it."
 
 
 def _queues(backend: BackendSettings) -> _Found:
+    if isinstance(given := settings.TASKS[backend.alias].get("QUEUES"), str):
+        yield 3, f"QUEUES is the text {given!r}, each of whose letters would be a queue.", f"Write [{given!r}]."
+        return
     for queue in sorted(backend.queues):
         try:
             check_queue(queue)
@@ -77,13 +83,16 @@ def _ledger(backend: BackendSettings) -> _Found:
 
 
 def _servers(backend: BackendSettings) -> _Found:
-    every: dict[str, Any] = settings.TASKS
-    urls = {
-        name: options_of.get("OPTIONS", {}).get("url") for name, options_of in every.items() if _is_ours(options_of)
-    }
+    every: dict[str, dict[str, Any]] = settings.TASKS
+    ours = {alias: _options_of(params) for alias, params in every.items() if _is_ours(params)}
+    urls = {alias: options.get("url") for alias, options in ours.items()}
     if len(set(urls.values())) > 1 and backend.alias == min(urls):
         hint = "Workers serve one Redis: give all backends of evsched the same url, or set EVSCHED_URL."
         yield 6, f"the backends {', '.join(sorted(urls))} have different urls.", hint
+
+
+def _options_of(params: dict[str, Any]) -> dict[str, Any]:
+    return params.get("OPTIONS") or {}
 
 
 def _is_ours(params: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ import django
 import pytest
 from django.core.exceptions import SuspiciousOperation
 from django.core.management import call_command
-from django.core.management.base import SystemCheckError
+from django.core.management.base import CommandError, SystemCheckError
 from django.test import override_settings
 
 from evsched import BadArguments, Filter, JobDead, Retry, Unique
@@ -64,6 +64,7 @@ def local() -> Any:
         ({"timeout": -1}, "timeout"),
         ({"retention": -1}, "retention"),
         ({"retry": 3}, "retry"),
+        ({"retry": Retry(give_up_on=(OSError,))}, "belong to a task"),
         ({"group": "a}b"}, "group"),
         ({"unique": True}, "unique"),
         ({"redact": ("c",)}, "redact|no parameter|'c'"),
@@ -238,6 +239,8 @@ def test_worker_of_a_project_that_does_not_start_says_why() -> None:
         pytest.raises(ConfigError, match="no backend of TASKS is evsched's"),
     ):
         make_app()
+    with override_settings(TASKS={"default": immediate}), pytest.raises(CommandError, match="no backend of TASKS"):
+        call_command("evsched", "queues")
 
 
 def checked(**options: Any) -> str:
@@ -258,7 +261,10 @@ def checked(**options: Any) -> str:
         ({"OPTIONS": {"retention": 60.0, "retry": Retry(attempts=1), "timeout": None}}, ""),
         ({"OPTIONS": {"ledgr": True}}, "E001"),
         ({"OPTIONS": {"retention": "a day"}}, "E002"),
+        ({"OPTIONS": {"url": 5}}, "E002"),
+        ({"OPTIONS": None}, ""),
         ({"QUEUES": ["no spaces"]}, "E003"),
+        ({"QUEUES": "mails"}, "E003"),
         ({"OPTIONS": {"ledger": "other"}}, "E004"),
         ({"OPTIONS": {"ledger": True}}, "E005"),
         ({"OPTIONS": {"url": "redis://other:6379/0"}}, "E006"),

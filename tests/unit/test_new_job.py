@@ -49,7 +49,7 @@ A_TIME = "give an aware datetime, or Unix seconds"
         ({"retention": timedelta(1)}, "retention is datetime.timedelta.*: give a number of seconds, 0 or more"),
         ({"retry": 5}, "retry is 5: give a Retry"),
         ({"retry": Retry(retry_on=(OSError,))}, "retry_on and give_up_on belong to a task"),
-        ({"retry": Retry(give_up_on=(OSError,))}, r"give them to @app.task\(retry=...\)"),
+        ({"retry": Retry(give_up_on=(OSError,))}, r"give them to its decorator, @task\(retry=...\)"),
         ({"reply": "x"}, "reply is 'x': give True or False"),
         ({"reply": 1}, "reply is 1: give True or False"),
         ({"meta": [1]}, r"meta is \[1\]: give a dict"),

@@ -8,7 +8,8 @@ from argparse import REMAINDER
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 
 from evsched.django.backend import Backend
@@ -35,7 +36,11 @@ class Command(BaseCommand):
         words: list[str] = options["words"]
         if words[:1] and words[0] in _OF_APP:
             words = [words[0], _APP, *words[1:]]
-        os.environ.update(environment(first_backend()))
+        try:
+            backend = first_backend()
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error)) from None
+        os.environ.update(environment(backend))
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, "-m", "evsched", *words])  # noqa: S606 - no shell
 
