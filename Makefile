@@ -20,7 +20,7 @@ demo: $(READY)
 
 # Each promise once.
 test: $(READY)
-	@$(BIN)/pytest -m "not extra"
+	@$(BIN)/pytest -m "not extra" $(ARGS)
 
 test-all: $(READY)
 	@$(BIN)/pytest
