@@ -140,7 +140,9 @@ _CODES: Final = [
 _BY_NAME: Final[dict[str, Values]] = {
     "now": ([b"%d" % (NOW + later) for later in (0, 0, 0, 1, 20, 100)], []),
     **dict.fromkeys(["due", "planned", "ends", "seen", "next", "unknown"], _MOMENTS),
-    **dict.fromkeys(["lease", "retention", "delay", "ahead", "calm", "within", "claim", "watch", "busy"], _LENGTHS),
+    **dict.fromkeys(
+        ["lease", "retention", "delay", "ahead", "calm", "within", "claim", "watch", "busy", "lead"], _LENGTHS
+    ),
     "misfire_grace": _LENGTHS,
     **dict.fromkeys(["limit", "most", "hold", "offset", "number", "row", "above", "missed"], _COUNTS),
     **dict.fromkeys(["revision", "given", "known"], ([b"", b"1", b"2"], [b"0", b"9" * 15])),
