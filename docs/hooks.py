@@ -60,7 +60,7 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Add the pages outside docs/, and those that are generated."""
+    """Add the pages from outside docs/, and the generated ones."""
     for path, name in OUTSIDE.items():
         files.append(File.generated(config, name, abs_src_path=str(ROOT / path)))
     for name, content in ((NAMES, _names()), (OPTIONS, _options())):

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from evsched import App
+from evsched.codec import Codec
 from evsched.config import Config
 from evsched.events import Completed, Dispatched, JobBuried, JobsRequeued, Retrying, RunLost, Started
 from evsched.store import server as server_calls
@@ -405,3 +406,19 @@ async def test_names_that_are_not_allowed_are_refused(api: Caller, queue: str) -
     assert (await Remote(api, queue, "w" * 196).post("fetch", tasks=["t"])).status_code == 422
     assert (await Remote(api, queue).post("fetch", tasks=["evsched.http"])).status_code == 422
     assert (await Remote(api, queue).post("fetch", tasks=[])).status_code == 422
+
+
+async def test_job_with_sealed_arguments_goes_to_dead_with_the_reason(
+    worker: Remote, config: Config, api: Caller, queue: str, running: System
+) -> None:
+    sealing = App(config.url, queue=queue, codec=Codec(compress_above=8))
+
+    @sealing.task(name="t")
+    async def shorten(text: str) -> None: ...
+
+    await shorten.using(id="a").enqueue("x" * 100)
+    await sealing.close()
+    await running.recorder.wait(Dispatched)
+    assert await worker.fetch(wait=0) == []
+    found = await status(api, queue, "a")
+    assert (found["place"], "sealed" in found["reason"]) == ("dead", True)
