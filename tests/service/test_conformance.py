@@ -20,7 +20,7 @@ import pytest
 
 from evsched.conformance.python_worker import app
 from evsched.conformance.scenes import SCENES
-from evsched.conformance.stage import Stage
+from evsched.conformance.stage import SLOTS, Stage
 from evsched.jobs.job import RetryFields
 from tests.service.test_api import like, serving
 from tests.support.api import WORK, WRITE
@@ -30,6 +30,7 @@ from tests.support.patience import PATIENCE
 ROOT = Path(__file__).parents[2]
 PYTHON = f"{sys.executable} -m evsched worker evsched.conformance.python_worker:app --log-level WARNING"
 NODE = f"node {ROOT / 'clients/node/conformance.mjs'}"
+RETRY = RetryFields(attempts=50)
 TSC = ROOT / "tests/house/typed/node_modules/typescript/bin/tsc"
 
 
@@ -131,11 +132,15 @@ def share_under_kills(jobs: int, kills: int, seed: int) -> str:
     rng = random.Random(seed)
     with Stage(NODE, 2.0) as stage:
         programs = [(command, stage.start(command)) for command in (NODE, PYTHON)]
-        ids = [stage.enqueue("work", rng.uniform(0.05, 0.4), retry=RetryFields(attempts=50)) for _ in range(jobs)]
+        # One more than the slots of one program: both of them work before the first kill. The kills end these runs.
+        ids = [stage.enqueue("work", 3600, retry=RETRY) for _ in range(SLOTS + 1)]
+        for job_id in ids:
+            stage.begun(job_id, within=PATIENCE)
+        ids += [stage.enqueue("work", rng.uniform(0.05, 0.4), retry=RETRY) for _ in range(jobs)]
         for kill in range(kills):
             wanted = jobs * kill // kills
             stage.until(lambda: ended(stage) >= wanted, f"{wanted} jobs end", PATIENCE)  # noqa: B023 - called at once
-            at = rng.randrange(2)
+            at = kill % 2
             command, program = programs[at]
             program.signal(signal.SIGKILL)
             programs[at] = command, stage.start(command)
@@ -148,9 +153,9 @@ def share_under_kills(jobs: int, kills: int, seed: int) -> str:
         assert all(lost[job_id] >= count for job_id, count in again.items()), (
             "a run that was not cut short was repeated"
         )
-        workers = Counter("node" if (one.worker or "").startswith("http:") else "python" for one in statuses)
-        assert min(workers["node"], workers["python"]) > 0
-        return f"{jobs} jobs, {kills} kills: {sum(again.values())} runs were cut short; the last runs: {dict(workers)}"
+        runs = Counter("node" if run.worker.startswith("http:") else "python" for one in statuses for run in one.runs)
+        assert min(runs["node"], runs["python"]) > 0
+        return f"{len(ids)} jobs, {kills} kills: {sum(again.values())} runs were cut short; runs: {dict(runs)}"
 
 
 def ended(stage: Stage) -> int:
