@@ -159,12 +159,12 @@ def send(call: Call[T]) -> Operation[T]:
         StoreDown: Redis stayed away for 5 s, or refused the repetition of a call that may have been done. If it is
             `unsure`, the call may have been done all the same.
     """
-    return (yield from _perform(Send(call)))
+    return _perform(Send(call))
 
 
 def send_many(calls: Sequence[Call[T]]) -> Operation[list[T]]:
     """Send calls that change nothing, in one round trip to each node. Raises as `send` does, if one of them fails."""
-    return (yield from _perform(SendMany(tuple(calls))))
+    return _perform(SendMany(tuple(calls)))
 
 
 def send_and_wait(call: Call[T], wait: Call[W]) -> Operation[tuple[T, W | EvschedError]]:
@@ -172,12 +172,12 @@ def send_and_wait(call: Call[T], wait: Call[W]) -> Operation[tuple[T, W | Evsche
 
     Raises as `send` does.
     """
-    return (yield from _perform(Send(call, wait)))
+    return _perform(Send(call, wait))
 
 
 def nodes() -> Operation[list[Host | None]]:
     """Return the nodes that have all of Redis together: send a call about all of it `at` each. Raises as `send`."""
-    return (yield from _perform(Nodes()))
+    return _perform(Nodes())
 
 
 def node_of(key: Word) -> Operation[Host | None]:

@@ -177,7 +177,18 @@ def enqueue(
 ) -> Operation[list[float]]:
     """Put jobs on the schedules of their homes, 400 of each in one round trip; return their dues."""
     if not shards.counts.get(queue):
-        return (yield from operations.enqueue(make(queue), jobs, on_conflict, unique))
+        return operations.enqueue(make(queue), jobs, on_conflict, unique)
+    return _enqueue_by_home(shards, make, queue, jobs, on_conflict, unique)
+
+
+def _enqueue_by_home(
+    shards: Shards,
+    make: MakeStore,
+    queue: str,
+    jobs: Sequence[New],
+    on_conflict: OnConflict | None,
+    unique: Unique | None,
+) -> Operation[list[float]]:
     by_home, dues = dict[str, list[int]](), [0.0] * len(jobs)
     for at, job in enumerate(jobs):
         by_home.setdefault(shards.home(queue, job.id), []).append(at)
