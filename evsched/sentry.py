@@ -216,7 +216,7 @@ def _span(op: str, name: str, **streamed: Any) -> _AnySpan:
 
 @contextmanager
 def _publish(sending: Sending) -> Generator[None]:
-    """Make the span of an enqueue. Sentry has such spans only inside of others, so without one there is none."""
+    """Make the span of an enqueue, if there is one that it can be part of: Sentry has no such spans by themselves."""
     current = sentry_sdk.traces.get_current_span() if _is_streamed() else sentry_sdk.get_current_span()
     if current is None:
         yield

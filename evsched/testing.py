@@ -43,8 +43,9 @@ from evsched import App
 from evsched.batches.keeper import BatchKeeper
 from evsched.client.client import BlockingClient, Client, SyncClient
 from evsched.client.named_times import calendar_text
-from evsched.client.operations import Send, SendMany, Step, Wait, find_queues, nodes
+from evsched.client.operations import Send, SendMany, Step, Wait, nodes
 from evsched.client.option_values import unix
+from evsched.client.queue_names import find_queues
 from evsched.client.recurrence_operations import kept
 from evsched.client.target_tasks import HttpResponse
 from evsched.client.task_handle import TaskHandle

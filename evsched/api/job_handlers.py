@@ -19,7 +19,7 @@ from evsched.api import replies, requests
 from evsched.api.api_request import EXAMINED_MOST, ApiRequest, check_same, idempotency_key
 from evsched.api.replies import Problem, Reply, invalid
 from evsched.api.requests import filter_of
-from evsched.client import graph_nodes, operations, recurrence_operations, spread
+from evsched.client import graph_nodes, operations, past_acts, recurrence_operations, spread
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.client.operations import JobEnd, Operation
 from evsched.client.option_values import Unique, digest_of, id_of_arguments, id_of_key, unix
@@ -97,7 +97,6 @@ async def edit(request: ApiRequest, body: requests.EditJob) -> replies.Scheduled
         request.queue,
         request.job,
         version=body.version,
-        payload_cap=request.config.payload_cap,
         due=body.due,
         delay=body.delay,
         **changes,
@@ -143,7 +142,7 @@ async def list_jobs(request: ApiRequest, query: requests.JobsQuery) -> replies.J
     read = partial(_first, fronts, limit) if by_front else partial(_search, matching, places, limit)
     jobs, lost = await request.client.run(spread.answering(request.stores, read, set()))
     there = [store for store in request.stores if store.queue not in lost]
-    declared = await request.client.run(operations.redactions(there, [job.id for job in jobs.jobs]))
+    declared = await request.client.run(past_acts.redactions(there, [job.id for job in jobs.jobs]))
     shown = [replace(job, id=redacted_member(job.id, declared)) for job in jobs.jobs]
     return replace(jobs, jobs=shown, complete=jobs.complete and not lost and request.shards.known)
 

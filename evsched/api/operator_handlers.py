@@ -17,7 +17,8 @@ from evsched.api.replies import Problem, invalid
 from evsched.api.requests import filter_of
 from evsched.client.gate import LimitOptions
 from evsched.client.history import WEEK, HistoryFilter
-from evsched.client.operations import ask_nodes, once
+from evsched.client.operations import once
+from evsched.client.queue_names import ask_nodes
 from evsched.client.reshard import finish_moves
 from evsched.client.spread import ChangeDead, check, is_unused, listed, never_used, queue_stats, shown
 from evsched.client.sweep import Filter, dropping, reviving

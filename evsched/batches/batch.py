@@ -106,7 +106,7 @@ class Batch:
         return job
 
     async def add_many(self, task: Enqueuer[P, R], calls: Iterable[tuple[Any, ...] | Arguments[P]], /) -> list[Job[R]]:
-        """Enqueue many jobs of a task as members, 1,000 in two round trips; `calls` as for `enqueue_many`."""
+        """Enqueue many jobs of a task as members, 400 in two round trips; `calls` as for `enqueue_many`."""
         _check_task(task)
         return await task.hand_over(calls, self._put, self.id)
 

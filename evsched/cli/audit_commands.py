@@ -15,7 +15,8 @@ from evsched.cli.commands import UsageError
 from evsched.cli.options import Json, Queues, Url, check_limit, check_queues, whole
 from evsched.cli.output import Column, Moment, listing
 from evsched.cli.queue_commands import each, report
-from evsched.client.operations import ActFilter, Operation, read_acts, read_deployment_acts
+from evsched.client.operations import Operation
+from evsched.client.past_acts import ActFilter, read_acts, read_deployment_acts
 from evsched.client.time_texts import parse_past
 from evsched.errors import ConfigError, StoreError
 from evsched.store.acts import AuditedAct

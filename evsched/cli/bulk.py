@@ -14,7 +14,7 @@ from evsched.cli import output
 from evsched.cli.command_client import CommandClient, client_of, note_if_unknown
 from evsched.cli.commands import UsageError
 from evsched.cli.output import Column, Moment, listing
-from evsched.client import operations
+from evsched.client import past_acts
 from evsched.client.client import SyncClient
 from evsched.client.reshard import finish_moves
 from evsched.client.sweep import SEARCHED, Filter, Sweep
@@ -165,7 +165,7 @@ def change(
                 print(f"{len(found)} would be {done}" + (", among them:" if len(found) > _EXAMPLES else ""))
             if found or bulk.json:
                 shown = found if bulk.json else found[:_EXAMPLES]
-                list_matches(shown, bulk.json, "", redis.run(operations.redactions(stores, [job.id for job in shown])))
+                list_matches(shown, bulk.json, "", redis.run(past_acts.redactions(stores, [job.id for job in shown])))
             return note_if_unknown(redis, queue, found)
         _finish_moves(redis, stores)
         stopped_by = redis.work_off(sweep, f"jobs examined, to be {done}", lambda: f"{sweep.changed} {done}")

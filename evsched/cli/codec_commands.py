@@ -9,7 +9,7 @@ from evsched.cli.command_client import client
 from evsched.cli.commands import UsageError
 from evsched.cli.ledger_commands import needs_psycopg
 from evsched.cli.options import Json, Queues, Url, check_queues, settings
-from evsched.client.operations import find_queues
+from evsched.client.queue_names import find_queues
 
 
 def rekey(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:

@@ -17,7 +17,8 @@ from evsched.cli import output
 from evsched.cli.options import settings, who_acts
 from evsched.client import spread
 from evsched.client.client import SyncClient
-from evsched.client.operations import find_queues, find_queues_once, once
+from evsched.client.operations import once
+from evsched.client.queue_names import find_queues, find_queues_once
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import EvschedError, JobMissing, StoreDown, StoreError, StoreRefused
 from evsched.jobs.redaction import is_member
@@ -133,7 +134,7 @@ def client(url: str | None, *, changes_queue: bool = False) -> Generator[Command
     if config.codec is not None:
         from evsched.app import find_codec  # slow to import
 
-        found.with_codec(find_codec(config.codec), config.payload_cap)
+        found.client.with_codec(find_codec(config.codec), config.payload_cap)
     try:
         if topology(found.url) is None:
             found.shards = found.run(spread.read_shards())

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from cyclopts import App, Parameter
+from msgspec import Struct
 
 import evsched
 from evsched.app import find_variable
@@ -51,6 +52,7 @@ class ImportFlags:
     ] = None
 
 
+Change = Literal["made", "changed", "same"]
 Flags = Annotated[ImportFlags | None, Parameter(name="*")]
 ZoneOfMachine = Annotated[
     str | None,
@@ -180,6 +182,19 @@ def _variable(name: str, what: str) -> Any:
     return found
 
 
+class Row(Struct, frozen=True):
+    """An entry that was imported, or would be."""
+
+    name: str
+    rule: str
+    zone: str | None
+    next: float | None
+    change: Change
+    queue: str
+    task: str
+    where: str
+
+
 _COLUMNS: Final = (
     Column("name"),
     Column("change", 2),
@@ -193,7 +208,7 @@ _COLUMNS: Final = (
 
 def _write(found: Imported, flags: ImportFlags | None) -> int:
     """Write the entries, or with --dry-run only list them; print the remarks; return the exit code."""
-    given, remarks, rows = flags or ImportFlags(), [*found.remarks], list[dict[str, Any]]()
+    given, remarks, rows = flags or ImportFlags(), [*found.remarks], list[Row]()
     with client(given.url, changes_queue=True) as redis:
         for entry in found.entries:
             try:
@@ -201,13 +216,13 @@ def _write(found: Imported, flags: ImportFlags | None) -> int:
             except ConfigError as error:
                 remarks.append(Remark(entry.where, str(error)))
     listed = {"dry_run": given.dry_run, "entries": rows, "remarks": remarks}
-    shown = ([Moment(row[one.name]) if one.name == "next" else row[one.name] for one in _COLUMNS] for row in rows)
+    shown = ([row.name, row.change, row.rule, row.zone, Moment(row.next), row.queue, row.task] for row in rows)
     listing(given.json, listed, _COLUMNS, shown, "nothing to import")
     _note(rows, remarks, given)
     return int(bool(remarks))
 
 
-def _write_one(redis: CommandClient, entry: Entry, *, dry_run: bool) -> dict[str, Any]:
+def _write_one(redis: CommandClient, entry: Entry, *, dry_run: bool) -> Row:
     """Make or change one entry; return its row.
 
     Raises:
@@ -215,18 +230,16 @@ def _write_one(redis: CommandClient, entry: Entry, *, dry_run: bool) -> dict[str
     """
     made = entry.made
     if isinstance(made, New):
-        row = {"name": made.id, "rule": "once", "zone": None, "next": made.due}
         change = _write_job(redis, entry.queue, made, dry_run=dry_run)
-    else:
-        next_ = next(read_recurrence(made).walk(redis.now(entry.queue)), None)
-        if next_ is None:
-            raise ConfigError(f"{made.name}: no time of the rule {made.rule!r} is ahead")
-        row = {"name": made.name, "rule": made.rule, "zone": made.zone, "next": next_}
-        change = _write_recurrence(redis, Store(entry.queue), made, dry_run=dry_run)
-    return {**row, "change": change, "queue": entry.queue, "task": entry.task, "where": entry.where}
+        return Row(made.id, "once", None, made.due, change, entry.queue, entry.task, entry.where)
+    next_ = next(read_recurrence(made).walk(redis.now(entry.queue)), None)
+    if next_ is None:
+        raise ConfigError(f"{made.name}: no time of the rule {made.rule!r} is ahead")
+    change = _write_recurrence(redis, Store(entry.queue), made, dry_run=dry_run)
+    return Row(made.name, made.rule, made.zone, next_, change, entry.queue, entry.task, entry.where)
 
 
-def _write_recurrence(redis: CommandClient, store: Store, declared: Declared, *, dry_run: bool) -> str:
+def _write_recurrence(redis: CommandClient, store: Store, declared: Declared, *, dry_run: bool) -> Change:
     if owner := redis.send(store.recurrence(declared.name)).get("owner"):
         raise ConfigError(f"{declared.name}: the code of app {owner.decode(errors='replace')} declares it already")
     if dry_run:
@@ -234,9 +247,9 @@ def _write_recurrence(redis: CommandClient, store: Store, declared: Declared, *,
     return redis.run(recurrence_operations.declare(store, declared))
 
 
-def _write_job(redis: CommandClient, queue: str, job: New, *, dry_run: bool) -> str:
+def _write_job(redis: CommandClient, queue: str, job: New, *, dry_run: bool) -> Change:
     status = redis.status(queue, job.id)
-    change = "made" if status is None else "same"
+    change: Change = "made" if status is None else "same"
     if status is not None and status.place == "schedule" and status.due != job.due:
         change = "changed"
     if change != "same" and not dry_run:
@@ -244,11 +257,11 @@ def _write_job(redis: CommandClient, queue: str, job: New, *, dry_run: bool) -> 
     return change
 
 
-def _note(rows: Sequence[dict[str, Any]], remarks: Sequence[Remark], flags: ImportFlags) -> None:
+def _note(rows: Sequence[Row], remarks: Sequence[Remark], flags: ImportFlags) -> None:
     """Print the remarks, and how much was done, on stderr."""
     for remark in remarks:
         output.note(f"{remark.where}: {remark.why}")
-    counts = {change: sum(row["change"] == change for row in rows) for change in ("made", "changed", "same")}
+    counts = {change: sum(row.change == change for row in rows) for change in ("made", "changed", "same")}
     done = "would be " if flags.dry_run else ""
     output.note(
         f"{done}made: {counts['made']}, {done}changed: {counts['changed']}, the same: {counts['same']}"

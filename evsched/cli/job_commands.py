@@ -22,7 +22,7 @@ from evsched.cli.command_client import client, client_of_job, no_window, not_ser
 from evsched.cli.commands import UsageError
 from evsched.cli.options import Json, Queue, QueueOfJob, Url, acting, check_limit, parse_due, settings, whole
 from evsched.cli.output import Column, Moment
-from evsched.client import graph_nodes, operations, spread
+from evsched.client import graph_nodes, past_acts, spread
 from evsched.client.client import Client, SyncClient
 from evsched.client.edit import Changes, shown_arguments
 from evsched.client.explain import Explanation, missing, no_explanation, opening
@@ -349,7 +349,7 @@ def jobs(
             there = Counter(job.place for job in found)
             rows = [row for name in places for row in [job for job in found if job.place == name][:limit]]
         declared, unknown = (
-            redis.run(operations.redactions(stores, [job.id for job in rows])),
+            redis.run(past_acts.redactions(stores, [job.id for job in rows])),
             note_if_unknown(redis, queue, rows),
         )
     for name, listed in Counter(job.place for job in rows).items():

@@ -18,7 +18,8 @@ from evsched.cli.output import Column, Moment, listing, table
 from evsched.client import new_shards, operations, reshard, spread
 from evsched.client.client import SyncClient
 from evsched.client.new_shards import Gates
-from evsched.client.operations import Operation, find_queues, find_queues_once, node_of, once
+from evsched.client.operations import Operation, node_of, once
+from evsched.client.queue_names import find_queues, find_queues_once
 from evsched.client.reshard import CALM, Reshard, stray_shards
 from evsched.errors import ConfigError, EvschedError, StoreDown, StoreError, StoreRefused
 from evsched.keys import check_queue

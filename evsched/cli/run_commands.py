@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -149,10 +149,10 @@ def dev(
         run_dev(config, app)
     elif app.url != _DEFAULT:
         run_dev(replace(config, url=app.url), app)
-    elif private is not None:
-        run_dev(replace(config, url=private), app)
     else:
-        with _private_redis(module) as own:
+        with _private_redis(module) if private is None else nullcontext(private) as own:
+            print("A private Redis runs as long as this process. In other terminals, run this line first:")
+            print(f"export EVSCHED_URL={shlex.quote(own)}", flush=True)
             run_dev(replace(config, url=own), app)
     return 0
 
@@ -175,8 +175,6 @@ def _private_redis(module: str) -> Generator[str]:
     from evsched.transport.embedded import EmbeddedRedis, project_folder
 
     with project_folder(module) as project, EmbeddedRedis(None, project) as server:
-        print("A private Redis runs as long as this process. In other terminals, run this line first:")
-        print(f"export EVSCHED_URL={shlex.quote(server.url)}", flush=True)
         yield server.url
 
 

@@ -2,106 +2,50 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from copy import copy
-from datetime import date, datetime, timedelta
-from functools import cached_property, partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack, cast
+from datetime import datetime, timedelta
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from evsched import keys
-from evsched.client import gate, graph_nodes, operations, spread, sweep, worker_orders
-from evsched.client import history as job_history
-from evsched.client.gate import LimitOptions
-from evsched.client.history import EVERY_END, HistoryFilter, HistoryPage, TaskCounts
-from evsched.client.operations import (
-    REPLY_TIMEOUT,
-    ActFilter,
-    AskWorkers,
-    Nodes,
-    Operation,
-    Query,
-    Send,
-    SendMany,
-    Sleep,
-    Step,
-    UseCodec,
-    Wait,
-)
-from evsched.client.option_values import Past, Unique, unix
+from evsched.client import graph_nodes, operations, spread, sweep
+from evsched.client.operations import Nodes, Query, Send, SendMany, Sleep, Step, UseCodec, Wait, in_own_loop
+from evsched.client.option_values import Unique
+from evsched.client.queue_client import QueueClient
 from evsched.client.reshard import finish_moves
 from evsched.client.sealing import seal_jobs, seal_node
-from evsched.client.spread import MakeStore, Parts
+from evsched.client.spread import Parts
 from evsched.client.sweep import Filter, Sweep, Swept
 from evsched.client.transaction import without_loop
 from evsched.config import DEFAULT_QUEUE, PAYLOAD_CAP
-from evsched.errors import JobMissing, StoreDown
+from evsched.errors import JobMissing
 from evsched.jobs.job import OnConflict
 from evsched.jobs.record import JobStatus, Place
 from evsched.jobs.sealed import PayloadCodec
 from evsched.shards import NONE, Shards
-from evsched.store.acts import Act, AuditedAct, Operator, named_operator
 from evsched.store.client_calls import New
-from evsched.store.gate_limits import Limits, merged
-from evsched.store.history_calls import PastJob
 from evsched.store.operator_calls import Match
-from evsched.store.recurrence_calls import Backfilled
 from evsched.store.server import clock
 from evsched.store.store import Store
-from evsched.transport import address
-from evsched.transport.call import Call, T
+from evsched.transport.call import T
 from evsched.transport.links import finish
-from evsched.transport.redis_errors import named
-from evsched.transport.senders import BatchingSender, DirectSender, SyncSender
+from evsched.transport.senders import SyncSender
 
 if TYPE_CHECKING:
     from evsched.client.edit import Changes, Edited
     from evsched.client.explain import Explanation
-    from evsched.recurrence.recurrence import Declared
 
 
-class Client:
+class Client(QueueClient):
     """For programs with an event loop. Connects on first use; any number of tasks may share it.
 
     Every method raises StoreDown if Redis cannot be reached for 5 s, and StoreRefused when Redis refuses.
     """
 
-    def __init__(self, url: str, shards: Shards = NONE) -> None:
-        self._url = url
-        self.shards = shards
-        """How many shards queues have."""
-        self._sender = BatchingSender(url)
-        self._operator: Operator | None = None
-        """Who changes something with it; None = a program."""
-        self.codec: PayloadCodec | None = None
-        """Seals the jobs that it enqueues, and opens what it reads; None = it does neither."""
-        self.payload_cap = PAYLOAD_CAP
-        """The largest payload that may come of that, in bytes."""
-
-    @cached_property
-    def _by(self) -> str:
-        return address.user(self._url)
-
-    def as_operator(self, who: str, source: str = "python") -> Self:
-        """Return this client for an operator, by name: what it changes then is in the audit trail (`audit`).
-
-        Without it, the changes are those of a program, and are not. Both share their connections: close one of them.
-
-        Raises:
-            ConfigError: the name is not a text of 1 to 200 characters.
-        """
-        found = copy(self)
-        found._operator = named_operator(who, source)
-        return found
-
-    def acting(self) -> MakeStore:
-        """Return what makes the stores of one act: their calls have one entry in the audit trail of each queue."""
-        return partial(self._make, act=None if self._operator is None else Act(self._operator))
-
-    def _make(self, queue: str, act: Act | None = None) -> Store:
-        return Store(queue, by=self._by, act=act)
+    payload_cap = PAYLOAD_CAP
+    """The largest payload that it writes, in bytes."""
 
     def ledger_time(self) -> float | None:
         """Return the time at which the ledger is written to, on a test's clock; None = by PostgreSQL's clock."""
@@ -112,7 +56,9 @@ class Client:
 
     def without_loop(self) -> SyncClient:
         """Return a client of the same Redis for a program without an event loop."""
-        return SyncClient(self._url, self.shards).with_codec(self.codec, self.payload_cap)
+        found = SyncClient(self._url, self.shards)
+        found.client.with_codec(self.codec, self.payload_cap)
+        return found
 
     def with_codec(self, codec: PayloadCodec | None, payload_cap: int = PAYLOAD_CAP) -> Self:
         """Have the client seal and open by a codec; return the client."""
@@ -135,131 +81,23 @@ class Client:
             return payload
         return await self.perform(UseCodec(lambda codec: seal_node(codec, payload, self.payload_cap)))
 
-    def store(self, queue: str) -> Store:
-        """Return the calls of a queue, without its shards."""
-        return self.acting()(queue)
-
-    def stores(self, queue: str) -> list[Store]:
-        """Return the calls of each shard of a queue and, last, of the queue itself."""
-        return [*map(self.acting(), self.shards.all_of(queue))]
-
-    async def whole(self, queue: str) -> list[Store]:
-        """Return as `stores`, with the shards that Redis knows of and this process does not."""
-        return await self.run(spread.whole(self.shards, self.acting(), queue))
-
     def parts_of(self, queue: str, job_id: str) -> Parts:
         """Return where a job of a queue may be."""
         return spread.parts_of(self.shards, self.acting(), queue, job_id)
 
-    async def run(self, operation: Operation[T]) -> T:
-        return await operations.run(operation, self.perform)
-
-    async def wait_for(self, wait: Wait) -> Any:
-        """Wait for something that only other processes bring about. In tests there are none: see evsched.testing."""
-        return await self.perform(wait)
-
-    async def perform(self, step: Step) -> Any:
-        """Perform one step."""
-        if isinstance(step, Send | SendMany):
-            return await self._send(step)
-        if isinstance(step, Nodes):
-            return [await self._sender.node_of(step.near)] if step.near is not None else await self._sender.nodes()
-        if isinstance(step, Query):
-            return await step.statement.by_any(step.connection)
-        if isinstance(step, UseCodec):
-            if self.codec is None:
-                return None
-            work = step.work(self.codec)
-            return _in_own_loop(work) if self.codec.waits and not _has_loop() else await work
-        if isinstance(step, Sleep):
-            return await asyncio.sleep(step.seconds)
-        if isinstance(step, AskWorkers):
-            from evsched.top.collector import ask_status  # only `explain` needs it
-
-            return await ask_status(self._url, step.queue)
-        # A connection of its own: a blocking call would hold up all others.
-        waiting = DirectSender(self._url, reply_timeout=REPLY_TIMEOUT, near=step.call.near)
-        try:
-            return await waiting.send(step.call, step.block)
-        finally:
-            await waiting.close()
-
-    async def _send(self, step: Send | SendMany) -> Any:
-        try:
-            async with asyncio.timeout(step.limit):
-                if isinstance(step, SendMany):
-                    return await self._sender.send_all(step.calls)
-                if step.wait:
-                    return await self._sender.send_and_wait(step.call, step.wait)
-                return await self._sender.send(step.call)
-        except TimeoutError:
-            call = step.calls[0] if isinstance(step, SendMany) else step.call
-            node = call.node or (None if call.near is None else await self._sender.node_of(call.near))
-            problem = named(f"Redis gave no answer within {step.limit:g} s", node)
-            raise StoreDown(problem, kind="timeout", node=node) from None
-
-    async def send(self, call: Call[T]) -> T:
-        """Send a call of the store, again while Redis is down: every script may run twice."""
-        return await self.run(operations.send(call))
-
     async def enqueue(
         self, queue: str, jobs: Sequence[New], on_conflict: OnConflict | None = None, unique: Unique | None = None
     ) -> list[float]:
-        """Put jobs on a queue's schedule, 1,000 in one round trip; return their dues.
+        """Put jobs on a queue's schedule, 400 in one round trip; return their dues.
 
         `unique`: why the jobs have the ids that they have (`unique_id`); None if they are not unique.
 
         Raises:
-            JobExists: a job of one of the ids has not ended; then none of its thousand was written.
+            JobExists: a job of one of the ids has not ended; then none of those in its round trip was written.
         """
         if self.codec is not None:
             jobs = await self.sealed(jobs)
         return await self.run(spread.enqueue(self.shards, self.store, queue, jobs, on_conflict, unique))
-
-    async def declare(self, queue: str, recurrence: Declared) -> Literal["made", "changed", "same"]:
-        """Create a recurrence, or change the one of that name; return which.
-
-        Raises:
-            ConfigError: a field of it is not valid, a calendar or window that it names does not exist, or it
-                is too frequent for the retries of its task.
-        """
-        from evsched.client import recurrence_operations  # calendars take 10 ms to import
-
-        return await self.run(recurrence_operations.declare(self.store(queue), recurrence))
-
-    async def remove(self, queue: str, name: str) -> None:
-        """Delete a recurrence, with the occurrences that it has on the schedule.
-
-        Raises:
-            JobMissing: there is no recurrence of that name.
-        """
-        await self.send(self.store(queue).remove(name))
-
-    async def trigger(self, queue: str, name: str) -> str:
-        """Run a recurrence once now, or when the runs have ended that it must not overlap with; return the job's id.
-
-        Raises:
-            ConfigError: no worker could run its payload, which another client wrote.
-            JobMissing: there is no recurrence of that name, or it is stopped because the code no longer declares it.
-        """
-        from evsched.client import recurrence_operations
-
-        job_id, _ = await self.run(recurrence_operations.trigger(self.store(queue), name))
-        return job_id
-
-    async def backfill(
-        self, queue: str, name: str, since: datetime | float, until: datetime | float | None = None
-    ) -> Backfilled:
-        """Run planned times that have passed, from `since` on and before `until` (None = now), each once.
-
-        Raises:
-            JobMissing: as `trigger`.
-            ConfigError: a time is not valid, or there are more than 10,000 planned times.
-        """
-        from evsched.client import recurrence_operations
-
-        span = unix("since", since), math.inf if until is None else unix("until", until)
-        return await self.run(recurrence_operations.backfill(self.store(queue), name, *span))
 
     async def status(self, queue: str, job_id: str) -> JobStatus | None:
         """Return the place of a job and the content of its record; None if there is no job of that id."""
@@ -325,7 +163,6 @@ class Client:
         job_id: str,
         *,
         version: str | None = None,
-        payload_cap: int = PAYLOAD_CAP,
         **changes: Unpack[Changes],
     ) -> Edited:
         """Change the arguments, tags, priority or group of a job that waits, or is dead; return what changed.
@@ -346,7 +183,9 @@ class Client:
 
         check_changes(changes)
         parts = self.parts_of(queue, job_id)
-        return await self.run(spread.of_job(parts, lambda store: edit(store, job_id, version, changes, payload_cap)))
+        return await self.run(
+            spread.of_job(parts, lambda store: edit(store, job_id, version, changes, self.payload_cap))
+        )
 
     async def find(self, queue: str, matching: Filter, place: Place | None = None) -> list[Match]:
         """Return the waiting and dead jobs that match a filter, in no order; with a `place`, only there.
@@ -394,82 +233,6 @@ class Client:
             await self.run(finish_moves(stores))
         return await self.run(work.finish())
 
-    async def pause(self, queue: str, *, until: datetime | float | None = None, why: str = "") -> float:
-        """Pause a queue: running jobs finish, and no other starts; return since when it is paused, in Unix seconds.
-
-        `until`: when the pause ends by itself; None = with `resume`. `why`: a sentence for people who look at it
-        later. If the queue is paused already, both are replaced.
-
-        Raises:
-            ConfigError: the moment has passed, or the reason is too long.
-        """
-        since, _ = await self.run(gate.pause(await self.whole(queue), until, why))
-        return since
-
-    async def resume(self, queue: str) -> float | None:
-        """Resume a queue; return since when it was paused, None if it was not."""
-        return await self.run(gate.resume(await self.whole(queue)))
-
-    async def history(
-        self, queue: str, matching: HistoryFilter = EVERY_END, *, limit: int = 50, ledger: Any = None
-    ) -> list[PastJob]:
-        """Return the last jobs of a queue that have ended and match, at most `limit`, the newest first.
-
-        `ledger`: a connection to the ledger's database, as for `enqueue_in`: then all that `evsched ledger history` has
-        written there is searched too.
-        """
-        return (await self.run(job_history.search(await self.whole(queue), matching, limit, ledger=ledger))).jobs
-
-    async def history_page(
-        self,
-        queue: str,
-        matching: HistoryFilter = EVERY_END,
-        *,
-        limit: int = 50,
-        cursor: str | None = None,
-        most: float = math.inf,
-    ) -> HistoryPage:
-        """Return as `history`, of those in Redis, and a cursor for the next call, which returns older jobs.
-
-        `most`: how many jobs are examined; a page may have fewer jobs for that, or none, and a cursor all the same.
-
-        Raises:
-            ConfigError: the cursor is not valid.
-        """
-        return await self.run(job_history.search(await self.whole(queue), matching, limit, cursor, most))
-
-    async def history_counts(
-        self,
-        queue: str,
-        *,
-        since: Past = job_history.WEEK,
-        until: Past | None = None,
-        task: str | None = None,
-        ledger: Any = None,
-    ) -> list[TaskCounts]:
-        """Return how many jobs of a queue ended within a span of whole hours, by task.
-
-        `ledger`: as for `history`; without it, the span reaches back for at most eight days.
-        """
-        return await self.run(job_history.counts(await self.whole(queue), since, until, task, ledger))
-
-    async def limits(self, queue: str) -> Limits:
-        """Return the limits of a queue, the limits that the code declares, and its pause."""
-        return merged(await self.run(gate.set_limits(await self.whole(queue), {})))
-
-    async def limit(
-        self, queue: str, *, group: str | None = None, task: str | None = None, **limits: Unpack[LimitOptions]
-    ) -> Limits:
-        """Set limits of a queue, or of one of its groups or tasks, over all workers and at once; return all limits.
-
-        None removes a limit. `group` "*" is each group that has none of its own.
-
-        Raises:
-            ConfigError: a value is not valid, or cannot be divided among the shards of the queue.
-        """
-        fields = gate.limit_fields(group, task, cast("dict[str, timedelta | float | None]", limits))
-        return merged(await self.run(gate.set_limits(await self.whole(queue), fields)))
-
     async def revive(self, queue: str, ids: Sequence[str]) -> int:
         """Schedule dead jobs again by their ids, due now, with all attempts; return how many.
 
@@ -505,93 +268,6 @@ class Client:
     def _parts_of_acting(self, queue: str) -> Callable[[str], Parts]:
         return partial(spread.parts_of, self.shards, self.acting(), queue)
 
-    async def audit(
-        self,
-        queue: str | None,
-        *,
-        since: Past | None = None,
-        until: Past | None = None,
-        who: str | None = None,
-        act: str | None = None,
-        id: str | None = None,  # noqa: A002 - as the option of the command
-        limit: int = 100,
-    ) -> list[AuditedAct]:
-        """Return what operators did to a queue, the latest first, at most `limit` acts.
-
-        `queue`: None = the acts on no queue, by which tokens of the console were made and deleted. `since`, `until`:
-        aware datetimes, Unix seconds or timedeltas before now, both included. `who`, `act`: the exact names. `id`: of a
-        job, a recurrence or a user that was changed; of the jobs of one act, the first 4 KiB of ids are known.
-
-        Raises:
-            ConfigError: a time is not valid.
-        """
-        wanted = ActFilter(since, until, who, act, id)
-        if queue is None:
-            return await self.run(operations.read_deployment_acts(wanted, limit))
-        return await self.run(operations.read_acts(queue, await self.whole(queue), wanted, limit))
-
-    async def quiet_worker(self, worker: str, queues: Sequence[str] = ()) -> list[str]:
-        """Ask a worker to fetch no more jobs, and to stay; return the queues that it serves.
-
-        The jobs that it runs end. It fetches again only when it is started again. `queues`: where to look for it;
-        none = all queues.
-
-        Raises:
-            EvschedError: no worker of this name serves one of them, or it does not listen.
-        """
-        return await self.run(worker_orders.order(self.shards, self.acting(), worker, keys.QUIET, queues))
-
-    async def stop_worker(self, worker: str, queues: Sequence[str] = ()) -> list[str]:
-        """Ask a worker to end as by SIGTERM; return the queues that it serves. Arguments and errors as above."""
-        return await self.run(worker_orders.order(self.shards, self.acting(), worker, keys.STOP, queues))
-
-    async def calendars(self, queue: str) -> dict[str, str]:
-        """Return the calendars of a queue, by name, as text: "2026-01-01 2026-04-03..2026-04-06"."""
-        return await self.send(self.store(queue).all_calendars())
-
-    async def set_calendar(self, queue: str, name: str, days: str | Iterable[date]) -> int:
-        """Create or change a calendar, at once; return how many recurrences were planned again.
-
-        `days`: dates, or a text of dates and ranges, as `calendars` returns it.
-
-        Raises:
-            ConfigError: the name or the days are not valid, or there is no day.
-        """
-        from evsched.client import named_times
-
-        return await self.run(named_times.set_calendar(self.store(queue), name, days))
-
-    async def remove_calendar(self, queue: str, name: str) -> None:
-        """Delete a calendar.
-
-        Raises:
-            InUse: a recurrence refers to it.
-            JobMissing: there is no calendar of that name.
-        """
-        from evsched.client import named_times
-
-        await self.run(named_times.remove_calendar(self.store(queue), name))
-
-    async def windows(self, queue: str) -> dict[str, str]:
-        """Return the named windows of a queue, by name."""
-        return await self.send(self.store(queue).windows())
-
-    async def set_window(self, queue: str, name: str, window: str) -> int:
-        """Create or change a named window, at once; return how many jobs that waited for it are checked again.
-
-        Raises:
-            ConfigError: the name or the window is not valid, or it does not open within two years.
-        """
-        from evsched.client import named_times
-
-        return await self.run(named_times.set_window(await self.whole(queue), name, window))
-
-    async def remove_window(self, queue: str, name: str) -> int:
-        """Delete a named window; return how many jobs that waited for it go to dead. Raises as `remove_calendar`."""
-        from evsched.client import named_times
-
-        return await self.run(named_times.remove_window(await self.whole(queue), name))
-
     async def result(self, queue: str, job_id: str, timeout: timedelta | float | None, row: int | None = None) -> Any:
         """Wait until a job has ended, and return its result. Nothing polls: Redis answers when the job ends.
 
@@ -606,10 +282,6 @@ class Client:
         # A relay schedules the rows of the ledger in the queue itself.
         parts = self.parts_of(queue, job_id) if row is None else Parts(queue, self.store, [self.store(queue)])
         return await self.run(spread.of_job(parts, lambda store: operations.result(store, job_id, timeout, row)))
-
-    async def close(self) -> None:
-        """Close the connection. A later call opens a new one."""
-        await self._sender.close()
 
 
 class BlockingClient(Client):
@@ -632,35 +304,13 @@ class BlockingClient(Client):
             return step.statement.by(without_loop(step.connection))
         if isinstance(step, Sleep):
             return time.sleep(step.seconds)  # noqa: ASYNC251 - there is no event loop that it could block
-        if isinstance(step, UseCodec) and self.codec is not None and self.codec.waits:
-            return _in_own_loop(step.work(self.codec))
-        if isinstance(step, UseCodec):
-            return await super().perform(step)
-        if isinstance(step, AskWorkers):
-            from evsched.top.collector import ask_status  # only `explain` needs it
+        if isinstance(step, Wait):
+            return self.sync_sender.send(step.call, step.block)
+        return await super().perform(step)
 
-            return _in_own_loop(ask_status(self._url, step.queue))
-        return self.sync_sender.send(step.call, step.block)
-
-
-def _has_loop() -> bool:
-    """Return whether this thread has an event loop that runs; `enqueue_in_sync` has none."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _in_own_loop(work: Awaitable[T]) -> T:
-    """Do something that waits for an event loop, in a thread: that of the caller may have a loop that runs."""
-    from concurrent.futures import ThreadPoolExecutor  # few programs need it
-
-    async def wait() -> T:
-        return await work
-
-    with ThreadPoolExecutor(1) as threads:
-        return threads.submit(asyncio.run, wait()).result()
+    async def _awaited(self, work: Awaitable[T]) -> T:
+        """Await something in a thread: that of the caller may have an event loop, which must not run meanwhile."""
+        return in_own_loop(work)
 
 
 P = ParamSpec("P")
@@ -697,11 +347,6 @@ class SyncClient:
     @shards.setter
     def shards(self, shards: Shards) -> None:
         self.client.shards = shards
-
-    def with_codec(self, codec: PayloadCodec | None, payload_cap: int = PAYLOAD_CAP) -> Self:
-        """Have the client seal and open by a codec, as `Client.with_codec`; return the client."""
-        self.client.with_codec(codec, payload_cap)
-        return self
 
     def store(self, queue: str) -> Store:
         """Return the calls of a queue, without its shards."""

@@ -3,8 +3,6 @@
 An operation is a generator. It yields steps: send a call, find the nodes, wait in Redis for a reply, ask the workers,
 use the codec, sleep. It receives a value or an error for each step, and returns its result at the end. `Client` and
 `BlockingClient` perform the steps, each in its own way; the operations decide on the calls, and on their repetition.
-
-At the end of the file: how to find the names of all queues.
 """
 
 from __future__ import annotations
@@ -12,32 +10,27 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evsched import keys
-from evsched.client.option_values import Past, Unique, due_and_delay, past_moment, seconds
+from evsched.client.option_values import Unique, due_and_delay, seconds
 from evsched.client.transaction import Statement
-from evsched.errors import BadResult, CannotOpen, EvschedError, JobDead, JobError, JobMissing, StoreDown, StoreRefused
-from evsched.jobs import option_checks as check
+from evsched.errors import BadResult, CannotOpen, EvschedError, JobDead, JobError, JobMissing, StoreDown
 from evsched.jobs.job import OnConflict, decode
-from evsched.jobs.redaction import is_member, redacted_member
 from evsched.jobs.sealed import About, PayloadCodec, Sealed, masked, open_value, sealed_in
 from evsched.store import server
-from evsched.store.acts import ACTS, AuditedAct, AuditEntry, as_acts, stream_position
-from evsched.store.audit_trail import AuditTrail, DeploymentTrail
 from evsched.store.client_calls import New
 from evsched.store.store import Store
 from evsched.transport.address import Host
 from evsched.transport.call import Call, T, Word
-from evsched.transport.redis_errors import reconnect_delay
-from evsched.transport.senders import BatchingSender
-from evsched.transport.servers import START_IT, nodes_down, topology
+from evsched.transport.redis_errors import named, reconnect_delay
+from evsched.transport.senders import BatchingSender, DirectSender
+from evsched.transport.servers import START_IT, nodes_down
 
 MANY: Final = 400
 """Jobs in one round trip: about 3 ms of Redis's time."""
@@ -166,12 +159,12 @@ def send(call: Call[T]) -> Operation[T]:
         StoreDown: Redis stayed away for 5 s, or refused the repetition of a call that may have been done. If it is
             `unsure`, the call may have been done all the same.
     """
-    return (yield from _perform(Send(call)))
+    return _perform(Send(call))
 
 
 def send_many(calls: Sequence[Call[T]]) -> Operation[list[T]]:
     """Send calls that change nothing, in one round trip to each node. Raises as `send` does, if one of them fails."""
-    return (yield from _perform(SendMany(tuple(calls))))
+    return _perform(SendMany(tuple(calls)))
 
 
 def send_and_wait(call: Call[T], wait: Call[W]) -> Operation[tuple[T, W | EvschedError]]:
@@ -179,12 +172,12 @@ def send_and_wait(call: Call[T], wait: Call[W]) -> Operation[tuple[T, W | Evsche
 
     Raises as `send` does.
     """
-    return (yield from _perform(Send(call, wait)))
+    return _perform(Send(call, wait))
 
 
 def nodes() -> Operation[list[Host | None]]:
     """Return the nodes that have all of Redis together: send a call about all of it `at` each. Raises as `send`."""
-    return (yield from _perform(Nodes()))
+    return _perform(Nodes())
 
 
 def node_of(key: Word) -> Operation[Host | None]:
@@ -196,7 +189,6 @@ def node_of(key: Word) -> Operation[Host | None]:
 def _perform(step: Step) -> Operation[Any]:
     """Perform a step, and again while Redis is down."""
     began, failures, unsure = time.monotonic(), 0, False
-    writes = isinstance(step, Send) and step.call.writes
     while True:
         try:
             if unsure and isinstance(step, Send) and step.call.again is not None:
@@ -205,7 +197,7 @@ def _perform(step: Step) -> Operation[Any]:
             return (yield step)
         except StoreDown as error:
             failures += 1
-            unsure = unsure or (error.unsure and writes)  # at any attempt
+            unsure = unsure or (error.unsure and isinstance(step, Send) and step.call.writes)  # at any attempt
             delay = reconnect_delay(failures)
             if time.monotonic() + delay > began + _PATIENCE:
                 problem = str(error) if error.node is None else f"{nodes_down([error.node])}: {START_IT}, and try again"
@@ -222,10 +214,95 @@ def _perform(step: Step) -> Operation[Any]:
             ) from error
 
 
+class Performer:
+    """Performs the steps of operations in a program with an event loop. Connects on first use."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._sender = BatchingSender(url)
+        self.codec: PayloadCodec | None = None
+        """Seals what it writes, and opens what it reads; None = it does neither."""
+
+    def run(self, operation: Operation[T]) -> Coroutine[Any, Any, T]:
+        return run(operation, self.perform)
+
+    def send(self, call: Call[T]) -> Coroutine[Any, Any, T]:
+        """Send a call of the store, again while Redis is down: every script may run twice."""
+        return run(send(call), self.perform)
+
+    async def wait_for(self, wait: Wait) -> Any:
+        """Wait for something that only other processes bring about. In tests there are none: see evsched.testing."""
+        return await self.perform(wait)
+
+    async def perform(self, step: Step) -> Any:
+        """Perform one step."""
+        if isinstance(step, Send | SendMany):
+            return await (self._sent(step) if step.limit is None else self._sent_within(step, step.limit))
+        if isinstance(step, Nodes):
+            return [await self._sender.node_of(step.near)] if step.near is not None else await self._sender.nodes()
+        if isinstance(step, Query):
+            return await step.statement.by_any(step.connection)
+        if isinstance(step, UseCodec):
+            if self.codec is None:
+                return None
+            work = step.work(self.codec)
+            return await (self._awaited(work) if self.codec.waits else work)
+        if isinstance(step, Sleep):
+            return await asyncio.sleep(step.seconds)
+        if isinstance(step, AskWorkers):
+            from evsched.top.collector import ask_status  # only `explain` needs it
+
+            return await self._awaited(ask_status(self._url, step.queue))
+        # A connection of its own: a blocking call would hold up all others.
+        waiting = DirectSender(self._url, reply_timeout=REPLY_TIMEOUT, near=step.call.near)
+        try:
+            return await waiting.send(step.call, step.block)
+        finally:
+            await waiting.close()
+
+    def _sent(self, step: Send | SendMany) -> Awaitable[Any]:
+        if isinstance(step, SendMany):
+            return self._sender.send_all(step.calls)
+        return self._sender.send_and_wait(step.call, step.wait) if step.wait else self._sender.send(step.call)
+
+    async def _sent_within(self, step: Send | SendMany, limit: float) -> Any:
+        try:
+            async with asyncio.timeout(limit):
+                return await self._sent(step)
+        except TimeoutError:
+            call = step.calls[0] if isinstance(step, SendMany) else step.call
+            node = call.node or (None if call.near is None else await self._sender.node_of(call.near))
+            problem = named(f"Redis gave no answer within {limit:g} s", node)
+            raise StoreDown(problem, kind="timeout", node=node) from None
+
+    async def _awaited(self, work: Awaitable[T]) -> T:
+        """Await something else than Redis. `enqueue_in_sync` comes here without an event loop."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return in_own_loop(work)
+        return await work
+
+    async def close(self) -> None:
+        """Close the connection. A later call opens a new one."""
+        await self._sender.close()
+
+
+def in_own_loop(work: Awaitable[T]) -> T:
+    """Run an awaitable in an event loop of its own, in a thread."""
+    from concurrent.futures import ThreadPoolExecutor  # few programs need it
+
+    async def wait() -> T:
+        return await work
+
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, wait()).result()
+
+
 def enqueue(
     store: Store, jobs: Sequence[New], on_conflict: OnConflict | None, unique: Unique | None = None
 ) -> Operation[list[float]]:
-    """Put jobs on one schedule, 1,000 in one round trip; return their dues."""
+    """Put jobs on one schedule, 400 in one round trip; return their dues."""
     dues, within = list[float](), None if unique is None else unique.seconds
     for at in range(0, len(jobs), MANY):
         some = jobs[at : at + MANY]
@@ -356,207 +433,3 @@ def _read_json(job_id: str, text: bytes) -> Any:
         raise BadResult(f"{job_id}: its result is nested too deeply to be read") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadResult(f"{job_id}: its result is not JSON: {error}; another client wrote it") from None
-
-
-class ActFilter(Struct, frozen=True):
-    """Which acts of the audit trail. All conditions that are given must hold."""
-
-    since: Past | None = None
-    until: Past | None = None
-    who: str | None = None
-    act: str | None = None
-    id: str | None = None
-    """The id of a job, or the name of a recurrence or of a user, that was changed."""
-
-    def __post_init__(self) -> None:
-        for name, value in (("who", self.who), ("id", self.id)):
-            if value is not None:
-                check.text(name, value)
-        if self.act is not None:
-            check.one_of(*ACTS)("act", self.act)
-
-    def takes(self, entry: AuditEntry) -> bool:
-        """Return whether an entry is of such an act, whatever it changed."""
-        return self.who in (None, entry.known.who) and self.act in (None, entry.known.act)
-
-    def is_about(self, one: AuditEntry | AuditedAct) -> bool:
-        return self.id is None or self.id in (*one.ids, one.what.get("recurrence"), one.what.get("user"))
-
-
-_ENTRIES: Final = 100
-"""Entries of an audit trail that a call reads: less than 1 ms of Redis's time, also if each has 4 KiB of ids."""
-
-
-def redactions(stores: Sequence[Store], ids: Iterable[str]) -> Operation[dict[str, tuple[str, ...]]]:
-    """Return the redacted arguments that workers have declared, by task; none if none of these ids needs them."""
-    found = dict[str, tuple[str, ...]]()
-    if any(map(is_member, ids)):
-        for store in stores:
-            try:
-                found |= yield from send(store.redactions())
-            except StoreRefused:
-                pass  # the key is of another type
-    return found
-
-
-def read_acts(queue: str, stores: Sequence[Store], wanted: ActFilter, limit: int) -> Operation[list[AuditedAct]]:
-    """Return what operators did to a queue and its shards, the latest first. `stores`: theirs.
-
-    Raises:
-        ConfigError: a time or the limit is not valid.
-    """
-    acts = yield from _read_trails(queue, stores, wanted, limit)
-    declared = yield from redactions(stores, [job for act in acts for job in act.ids])
-    return [replace(act, ids=[redacted_member(job, declared) for job in act.ids]) for act in acts]
-
-
-def read_deployment_acts(wanted: ActFilter, limit: int) -> Operation[list[AuditedAct]]:
-    """Return what operators did that is about no queue. Raises as `read_acts`."""
-    return (yield from _read_trails("", [DeploymentTrail()], wanted, limit))
-
-
-def _read_trails(
-    queue: str, trails: Sequence[AuditTrail], wanted: ActFilter, limit: int
-) -> Operation[list[AuditedAct]]:
-    check.count("limit", limit)
-    found, now = list[AuditEntry](), 0.0
-    if isinstance(wanted.since, timedelta) or isinstance(wanted.until, timedelta):
-        now = yield from send(server.clock(keys.root(trails[-1].queue)))
-    since = None if wanted.since is None else past_moment("since", wanted.since, now)
-    until = "+" if wanted.until is None else stream_position(past_moment("until", wanted.until, now))
-    for trail in trails:
-        before, left = until, limit
-        while before is not None and left > 0:
-            read = yield from send(trail.acts(before, since, _ENTRIES))
-            part = [entry for entry in read.entries if entry is not None and wanted.takes(entry)]
-            before = read.before
-            left -= sum(map(wanted.is_about, part))
-            found += part
-    return [act for act in as_acts(queue, found) if wanted.is_about(act)][:limit]
-
-
-_PAST_SLICES: Final = 1000
-"""Slices of each node's keys in which queues with nothing but a past are looked for: about 0.3 s of Redis's time."""
-
-
-def find_queues(slices: float = math.inf, *, past: bool = False) -> Operation[list[str]]:
-    """Return the names of all queues, sorted. `slices`: how many thousand keys of each node are read at most.
-
-    While a dispatcher runs, it keeps their set, which is read at once. Without one the keys are read as well, since a
-    queue that was made by ZADD alone is in no set yet. In a cluster each node has dispatchers and keys of its own.
-
-    `past`: also queues that have nothing but a history or an audit trail. No set has those: if a dispatcher runs, they
-    are looked for among the first million keys of each node, and not at all if this Redis user may not read the keys.
-
-    Raises:
-        StoreDown, StoreRefused
-    """
-    found, served = set[str](), False
-    try:
-        found.update((yield from send(server.queue_names())))
-        served = bool(found)
-    except StoreRefused:
-        pass  # a right is missing, or the key is of another type: the other keys say it too
-    for node in (yield from nodes()):
-        if not (served and (yield from _has_dispatcher(node))):
-            yield from _scan(node, found, slices, past=past)
-        elif past:
-            yield from _scan_past(node, found)
-    return sorted(found)
-
-
-class Answered(NamedTuple):
-    """The queues that nodes know, and the primaries of a cluster that did not answer."""
-
-    names: list[str]
-    """Those on primaries that answered."""
-    lost: list[str]
-    """Those on the others."""
-    down: list[Host]
-
-
-def find_queues_once(url: str, slices: float = math.inf, *, past: bool = False) -> Answered:
-    """Find the queues of a cluster, as `ask_nodes`."""
-    return asyncio.run(_ask_nodes_of(url, slices, past=past))
-
-
-async def _ask_nodes_of(url: str, slices: float, *, past: bool) -> Answered:
-    sender = BatchingSender(url, reply_timeout=ONCE_LIMIT)
-
-    async def perform(step: Step) -> Any:
-        assert isinstance(step, Send)
-        return await sender.send(step.call)
-
-    try:
-        return await ask_nodes(url, perform, slices, past=past)
-    finally:
-        await sender.close()
-
-
-async def ask_nodes(
-    url: str, perform: Callable[[Step], Awaitable[Any]], slices: float = math.inf, *, past: bool = False
-) -> Answered:
-    """Find the queues of a cluster. All nodes are asked at the same time, once; `perform` sends the calls.
-
-    `slices`, `past`: as of `find_queues`.
-
-    Raises:
-        StoreDown: no node answers.
-        StoreRefused
-    """
-    cluster, found = topology(url), set[str]()
-    assert cluster is not None
-
-    async def read_set() -> bool:
-        try:
-            names = await run(once(send(server.queue_names())), perform)
-        except (StoreDown, StoreRefused):
-            return False
-        found.update(names)
-        return bool(names)
-
-    async def ask(node: Host) -> bool:
-        """Add the queues of which a node has keys; return whether it answers."""
-        try:
-            dispatched = await run(once(_has_dispatcher(node)), perform)
-            if not (await served and dispatched):
-                await run(once(_scan(node, found, slices, past=past)), perform)
-            elif past:
-                await run(once(_scan_past(node, found)), perform)
-        except StoreDown:
-            return False
-        return True
-
-    primaries = await cluster.primaries()
-    served = asyncio.ensure_future(read_set())
-    answers = await asyncio.gather(*map(ask, primaries))
-    await served
-    down = [node for node, answered in zip(primaries, answers, strict=True) if not answered]
-    if len(down) == len(primaries):
-        raise StoreDown(nodes_down(down), kind="connection")
-    lost = [name for name in sorted(found) if down and await cluster.owner(keys.root(name)) in down]
-    return Answered(sorted(found.difference(lost)), lost, down)
-
-
-def _has_dispatcher(node: Host | None) -> Operation[bool]:
-    try:
-        return bool((yield from send(server.dispatchers().at(node))))
-    except StoreRefused:
-        return False  # a right is missing
-
-
-def _scan_past(node: Host | None, found: set[str]) -> Operation[None]:
-    try:
-        yield from _scan(node, found, _PAST_SLICES, past=True)
-    except StoreRefused:
-        pass  # a right is missing
-
-
-def _scan(node: Host | None, found: set[str], slices: float, *, past: bool) -> Operation[None]:
-    """Add the queues of which a node has keys."""
-    cursor = None
-    while cursor != 0 and slices > 0:
-        slices -= 1
-        part = yield from send(server.scan(cursor or 0, past=past).at(node))
-        found.update(part.queues)
-        cursor = part.next

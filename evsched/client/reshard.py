@@ -25,7 +25,8 @@ import msgspec
 from msgspec import Struct
 
 from evsched import keys
-from evsched.client.operations import Operation, find_queues, nodes, send, send_and_wait
+from evsched.client.operations import Operation, nodes, send, send_and_wait
+from evsched.client.queue_names import find_queues
 from evsched.client.spread import MakeStore
 from evsched.errors import ConfigError, StoreRefused
 from evsched.shards import Shards, shard

@@ -23,8 +23,9 @@ from msgspec import Struct
 
 from evsched import keys
 from evsched.client import operations, sweep
-from evsched.client.operations import Operation, find_queues, node_of, send
+from evsched.client.operations import Operation, node_of, send
 from evsched.client.option_values import Unique
+from evsched.client.queue_names import find_queues
 from evsched.client.sealing import opened
 from evsched.client.sweep import Waiting
 from evsched.errors import JobMissing, ShardsDown, ShardsUnread, StoreDown, StoreError, StoreRefused
@@ -174,9 +175,20 @@ def enqueue(
     on_conflict: OnConflict | None,
     unique: Unique | None,
 ) -> Operation[list[float]]:
-    """Put jobs on the schedules of their homes, 1,000 of each in one round trip; return their dues."""
+    """Put jobs on the schedules of their homes, 400 of each in one round trip; return their dues."""
     if not shards.counts.get(queue):
-        return (yield from operations.enqueue(make(queue), jobs, on_conflict, unique))
+        return operations.enqueue(make(queue), jobs, on_conflict, unique)
+    return _enqueue_by_home(shards, make, queue, jobs, on_conflict, unique)
+
+
+def _enqueue_by_home(
+    shards: Shards,
+    make: MakeStore,
+    queue: str,
+    jobs: Sequence[New],
+    on_conflict: OnConflict | None,
+    unique: Unique | None,
+) -> Operation[list[float]]:
     by_home, dues = dict[str, list[int]](), [0.0] * len(jobs)
     for at, job in enumerate(jobs):
         by_home.setdefault(shards.home(queue, job.id), []).append(at)

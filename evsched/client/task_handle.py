@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import cached_property
 from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from msgspec import Struct
@@ -101,7 +102,7 @@ class Enqueuer(Generic[P, R]):
         return Job(await self.put(client, args, kwargs), self._queue, self._task.signature.returns, client)
 
     async def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Arguments[P]]) -> list[Job[R]]:
-        """Put many jobs on the schedule, one for each tuple of arguments, 1,000 in one round trip.
+        """Put many jobs on the schedule, one for each tuple of arguments, 400 in one round trip.
 
         Raises as `enqueue` does. If one of the calls is wrong, nothing is sent; the message has its number, from 0.
         Instead of a tuple you can pass `task.arguments(...)`: it takes arguments by name too, and type checkers see it.
@@ -229,6 +230,11 @@ class Enqueuer(Generic[P, R]):
         found = zip(jobs, rows, strict=True)
         return [Job(job.id, self._queue, self._task.signature.returns, client, row) for job, row in found]
 
+    @cached_property
+    def _make(self) -> Callable[[Sequence[Any], dict[str, Any]], New]:
+        """Builds a job with the options of this handle: they are read once."""
+        return self._maker(self._options)
+
     def _maker(
         self, options: JobOptions, later: Sequence[str | int] = ()
     ) -> Callable[[Sequence[Any], dict[str, Any]], New]:
@@ -249,7 +255,8 @@ class Enqueuer(Generic[P, R]):
         return checked
 
     def _new(self, args: Sequence[Any], kwargs: dict[str, Any], sending: Sending) -> New:
-        job = self._maker(sending.options)(args, kwargs)
+        make = self._make if sending.options is self._options else self._maker(sending.options)
+        job = make(args, kwargs)
         sending.jobs = (job,)
         return job
 

@@ -7,7 +7,8 @@ from typing import Final
 
 from evsched import keys
 from evsched.client import spread
-from evsched.client.operations import Operation, find_queues, send
+from evsched.client.operations import Operation, send
+from evsched.client.queue_names import find_queues
 from evsched.client.spread import MakeStore
 from evsched.errors import EvschedError
 from evsched.shards import Shards

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evsched import environment
 from evsched.app import find_codec
-from evsched.client import operations, spread
+from evsched.client import queue_names, spread
 from evsched.config import Config
 from evsched.console.act_runs import UserActs
 from evsched.console.live import Hub, PageReading
@@ -132,7 +132,7 @@ class Console:
         if time.monotonic() > self._again:
             before = client.commands
             self.client.shards = client.shards = await client.run(spread.read_shards())
-            found = sorted(self.config.queues) or await client.run(operations.find_queues(_SLICES))
+            found = sorted(self.config.queues) or await client.run(queue_names.find_queues(_SLICES))
             self._queues = await client.run(spread.shown(client.shards, client.store, found))
             self._again = time.monotonic() + max(_KNOWN_FOR, client.commands - before)
         return self._queues

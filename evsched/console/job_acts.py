@@ -99,9 +99,8 @@ def on_jobs(name: str) -> Perform:
 async def edit(acts: UserActs, visit: Visit, form: Form) -> str:
     queue, job = form.job()
     try:
-        cap = visit.console.config.payload_cap
         version, changes = form.get("version"), _changes(form, visit.typed_due(form.get("due")))
-        done = await client_of(visit).edit(queue, job, version=version, payload_cap=cap, **changes)
+        done = await client_of(visit).edit(queue, job, version=version, **changes)
     except (ConfigError, JobError) as error:
         return acts.draft(visit, str(error), form, "/edit", queue=queue, id=job)
     what = ", ".join(_PARTS[name] for name in done.changed)

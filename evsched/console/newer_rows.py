@@ -15,7 +15,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from evsched import keys
 from evsched.client.history import HistoryFilter
-from evsched.client.operations import ActFilter, node_of
+from evsched.client.operations import node_of
+from evsched.client.past_acts import ActFilter
 from evsched.console.page import MeteredClient, Visit
 from evsched.errors import StoreError, StoreRefused
 from evsched.store.acts import AuditEntry, stream_position

@@ -30,10 +30,8 @@ def read_scheduler(scheduler: Any, found: Imported) -> None:
         scheduler.shutdown(wait=False)
         raise ConfigError("the import of its module starts the scheduler: start it where the program is run instead")
     for job in _jobs(scheduler):
-        try:
+        with found.part(job.id):
             _read_job(job, found)
-        except ConfigError as error:
-            found.remark(job.id, str(error))
 
 
 def _jobs(scheduler: Any) -> Iterable[Any]:
@@ -60,7 +58,8 @@ def _read_job(job: Any, found: Imported) -> None:
         found.job(job.id, name, call, due=trigger.run_date.timestamp())
         return
     if kind == "IntervalTrigger":
-        rule, zone, start = f"every {trigger.interval_length:.12g}", "UTC", None
+        rule = found.interval(job.id, trigger.interval_length, trigger.start_date.timestamp())
+        zone, start = "UTC", None
     elif kind == "CronTrigger":
         rule, zone, start = _cron(trigger), zone_name(trigger.timezone), _moment(trigger.start_date)
     else:

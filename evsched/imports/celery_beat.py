@@ -5,14 +5,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, cast
 
 from evsched.errors import ConfigError
-from evsched.imports.imported import Imported, zone_name
+from evsched.imports.imported import Call, Imported, zone_name
 from evsched.imports.rule_text import both_days, field
-
-_CARRIED: Final = ("queue",)
-"""The options of an entry that a recurrence has too."""
 
 
 def read_beat(app: Any, found: Imported) -> None:
@@ -25,23 +22,25 @@ def read_beat(app: Any, found: Imported) -> None:
         raise ConfigError(f"{type(app).__name__} is not a Celery app")
     app.finalize()  # so that entries are there which its signals add
     for name, entry in app.conf.beat_schedule.items():
-        try:
-            rule, zone = _rule(entry["schedule"], app)
-        except ConfigError as error:
-            found.remark(name, str(error))
-            continue
-        options: Mapping[str, Any] = entry.get("options") or {}
-        for option in options.keys() - {*_CARRIED}:
-            found.remark(name, f"option {option}={options[option]!r}: evsched does not take it over")
-        found.recurrence(
-            name,
-            name,
-            (entry["task"], entry.get("args") or (), entry.get("kwargs") or {}),
-            rule=rule,
-            zone=zone,
-            queue=options.get("queue"),
-            overlap="allow",
-        )
+        with found.part(name):
+            _read_entry(name, cast("Mapping[str, Any]", entry if isinstance(entry, dict) else vars(entry)), app, found)
+
+
+def _read_entry(name: str, entry: Mapping[str, Any], app: Any, found: Imported) -> None:
+    """Add an entry.
+
+    Raises:
+        ConfigError: evsched has no such recurrence.
+    """
+    rule, zone = _rule(entry.get("schedule"), app)
+    options: Mapping[str, Any] = entry.get("options") or {}
+    for option, value in options.items():
+        if option != "queue":
+            found.remark(name, f"option {option}={value!r}: evsched does not take it over")
+    queue = options.get("queue")  # a name, or a Queue of kombu
+    call: Call = (entry.get("task") or "", entry.get("args") or (), entry.get("kwargs") or {})
+    queue = getattr(queue, "name", queue)
+    found.recurrence(name, name, call, rule=rule, zone=zone, queue=queue, overlap="allow")
 
 
 def _rule(schedule: Any, app: Any) -> tuple[str, str]:

@@ -11,10 +11,10 @@ import os
 import re
 import shlex
 from pathlib import Path, PurePath
-from typing import Any, Final
+from typing import Final
 
 from evsched.errors import ConfigError
-from evsched.imports.imported import Imported, digest
+from evsched.imports.imported import Call, Imported, digest
 from evsched.recurrence.cron import find_zone
 
 _VARIABLE: Final = re.compile(r"""(?:"([^"]*)"|'([^']*)'|([^\s="']+))\s*=\s*(.*?)\s*""")
@@ -43,36 +43,46 @@ def read_crontab(text: str, found: Imported, *, task: str, zone: str, users: boo
             else:
                 found.remark(where, f"{name}: commands do not get it, so set it in the task or for the worker")
             continue
-        entry = _ENTRY.fullmatch(line)
-        rest = entry[2] if entry else ""
-        if users and entry:
-            with_user = _USER.fullmatch(rest)
-            entry, rest = entry if with_user else None, with_user[2] if with_user else ""
-            if with_user and with_user[1] not in known:
-                known.add(with_user[1])
-                found.remark(where, f"user {with_user[1]}: its commands run as the user of the worker")
-        if entry is None:
-            columns = "a user, and a command" if users else "and a command"
-            found.remark(where, f"it is not an entry, which has five fields or a name such as @daily, {columns}")
-        else:
-            _read_entry(found, where, " ".join(entry[1].split()), rest, task=task, zone=in_zone)
+        with found.part(where):
+            rule, user, text = _columns(line, users=users)
+            if user and user not in known:
+                known.add(user)
+                found.remark(where, f"user {user}: its commands run as the user of the worker")
+            command = _command(rule, text)
+            name = f"{_word(command)}-{digest(command)}"
+            call: Call = (task, [command], {})
+            found.recurrence(where, name, call, rule=rule, zone=in_zone, misfire="skip", overlap="allow")
 
 
-def _read_entry(found: Imported, where: str, rule: str, text: str, *, task: str, zone: str) -> None:
+def _columns(line: str, *, users: bool) -> tuple[str, str, str]:
+    """Return the rule of an entry, its user, "" = it names none, and its command with the input.
+
+    Raises:
+        ConfigError: the line is not an entry.
+    """
+    entry = _ENTRY.fullmatch(line)
+    rest = entry and (_USER.fullmatch(entry[2]) if users else entry)
+    if entry is None or rest is None:
+        columns = "a user, and a command" if users else "and a command"
+        raise ConfigError(f"it is not an entry, which has five fields or a name such as @daily, {columns}")
+    return " ".join(entry[1].split()), rest[1] if users else "", rest[2]
+
+
+def _command(rule: str, text: str) -> str:
+    """Return the command of an entry.
+
+    Raises:
+        ConfigError: no recurrence can run it as cron does.
+    """
     command, stdin = split_command(text)
     if rule == "@reboot":
-        found.remark(where, "@reboot: no recurrence runs at a start; use a service of the system for the command")
-    elif stdin:
-        found.remark(
-            where, "%: a command gets no input from the crontab; write it into the command, or escape it as \\%"
-        )
-    elif step := _STEP_OF_ONE.search(rule):
-        found.remark(
-            where, f"{step[0].strip(' ,')}...: crons differ about a step without a range; write 5-59/15 for 5/15"
-        )
-    else:
-        fields: dict[str, Any] = {"zone": zone, "misfire": "skip", "overlap": "allow"}
-        found.recurrence(where, f"{_word(command)}-{digest(command)}", (task, [command], {}), rule=rule, **fields)
+        raise ConfigError("@reboot: no recurrence runs at a start; use a service of the system for the command")
+    if stdin:
+        raise ConfigError("%: a command gets no input from the crontab; write it into the command, or escape it as \\%")
+    if step := _STEP_OF_ONE.search(rule):
+        wrong = step[0].strip(" ,")
+        raise ConfigError(f"{wrong}...: crons differ about a step without a range; write 5-59/15 for 5/15")
+    return command
 
 
 def split_command(text: str) -> tuple[str, str]:

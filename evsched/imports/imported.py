@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, tzinfo
 from hashlib import sha1
 from typing import Any, Final
@@ -18,6 +19,12 @@ from evsched.store.client_calls import New
 
 _NAME_MOST: Final = 150
 """Characters of a name that is made here: 180 are allowed, and a number may follow."""
+
+_NOTICED: Final = 3600.0
+"""Seconds of an interval whose runs are expected at certain times of the day."""
+
+Call = tuple[str, Sequence[Any], Mapping[str, Any]]
+"""A task, and its arguments by position and by name."""
 
 
 class Remark(Struct, frozen=True):
@@ -51,52 +58,61 @@ class Imported:
         """Note that a part of the schedule is not imported, or differs."""
         self.remarks.append(Remark(where, why))
 
+    @contextmanager
+    def part(self, where: str) -> Generator[None]:
+        """Read a part of the schedule: a ConfigError becomes a remark, and the rest is read."""
+        try:
+            yield
+        except ConfigError as error:
+            self.remark(where, str(error))
+
+    def interval(self, where: str, seconds: float, first: float) -> str:
+        """Return the rule of an interval. `first`: when a run was planned, in Unix seconds."""
+        if seconds >= _NOTICED and (moved := first % seconds) >= 1:
+            now, then = (f"{datetime.fromtimestamp(at, UTC):%H:%M:%S}" for at in (first - moved, first))
+            why = f"an interval counts from 1970, so it runs at {now} UTC and not at {then}: use a cron rule for a time"
+            self.remark(where, why)
+        return f"every {seconds:.12g}"
+
     def recurrence(
         self,
         where: str,
         name: str,
-        call: tuple[str, Sequence[Any], Mapping[str, Any]],
+        call: Call,
         *,
         rule: str,
         queue: str | None = None,
         timeout: float | None = None,
         **fields: Any,
     ) -> None:
-        """Add a recurrence, or a remark if evsched refuses it.
+        """Add a recurrence. `fields`: of `Declared`.
 
-        `call`: the task, and its arguments by position and by name. `fields`: of `Declared`.
+        Raises:
+            ConfigError: evsched refuses it.
         """
-        task, args, kwargs = call
-        try:
-            options = JobOptions(timeout=timeout)
-            check_job_options(options)
-            payload = new_job(task, args, {**kwargs}, options).payload
-            declared = Declared(name=self._name(name), rule=rule, payload=payload, **fields)
-            check_declared(declared)
-            read_recurrence(declared)
-            self.entries.append(Entry(where, check_queue(queue or self._queue), task, declared))
-        except ConfigError as error:
-            self.remark(where, str(error))
+        job = _job(call, JobOptions(timeout=timeout))
+        declared = Declared(name=self._name(name), rule=rule, payload=job.payload, **fields)
+        check_declared(declared)
+        read_recurrence(declared)
+        self.entries.append(Entry(where, check_queue(queue or self._queue), call[0], declared))
 
     def job(
         self,
         where: str,
         job_id: str,
-        call: tuple[str, Sequence[Any], Mapping[str, Any]],
+        call: Call,
         *,
         due: float,
         queue: str | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Add a single job, or a remark if evsched refuses it. A second import finds it by its id."""
-        task, args, kwargs = call
-        try:
-            options = JobOptions(id=self._name(job_id), due=due, timeout=timeout)
-            check_job_options(options)
-            job = new_job(task, args, {**kwargs}, options)
-            self.entries.append(Entry(where, check_queue(queue or self._queue), task, job))
-        except ConfigError as error:
-            self.remark(where, str(error))
+        """Add a single job. A second import finds it by its id.
+
+        Raises:
+            ConfigError: evsched refuses it.
+        """
+        job = _job(call, JobOptions(id=self._name(job_id), due=due, timeout=timeout))
+        self.entries.append(Entry(where, check_queue(queue or self._queue), call[0], job))
 
     def _name(self, text: str) -> str:
         """Return a name that evsched allows: the same for the same schedule, and another one for each entry."""
@@ -105,6 +121,12 @@ class Imported:
             name = next(tried for n in range(2, len(self._names) + 3) if (tried := f"{name}.{n}") not in self._names)
         self._names.add(name)
         return name
+
+
+def _job(call: Call, options: JobOptions) -> New:
+    check_job_options(options)
+    task, args, kwargs = call
+    return new_job(task, args, {**kwargs}, options)
 
 
 def digest(text: str) -> str:

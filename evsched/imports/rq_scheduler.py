@@ -11,9 +11,11 @@ import json
 import pickle
 import zlib
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import msgspec
 from cronsim import CronSim, CronSimError
+from msgspec import Struct
 
 from evsched.client.client import SyncClient
 from evsched.errors import ConfigError
@@ -36,8 +38,17 @@ _FIELDS: Final = (
 _SLICE: Final = 500
 _BEGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
-_STATED: Final = ("interval", "repeat", "cron_string", "use_local_timezone", "queue_class_name")
-"""The parts of a job's `meta` that are rq-scheduler's own."""
+T = TypeVar("T")
+
+
+class _Stated(Struct):
+    """The parts of a job's `meta` that are rq-scheduler's own."""
+
+    interval: float | None = None
+    repeat: int | None = None
+    cron_string: str | None = None
+    use_local_timezone: Any = None
+    queue_class_name: Any = None
 
 
 def read_jobs(redis: SyncClient, found: Imported, *, zone: str) -> None:
@@ -52,10 +63,8 @@ def read_jobs(redis: SyncClient, found: Imported, *, zone: str) -> None:
         rows = redis.send(Call(words, as_scores))
         for job_id, score in rows:
             values = redis.send(Call(("HMGET", f"rq:job:{job_id}", *_FIELDS), raw))
-            try:
+            with found.part(job_id):
                 _read_job(job_id, score, dict(zip(_FIELDS, values, strict=True)), found, zone)
-            except ConfigError as error:
-                found.remark(job_id, str(error))
         start, more = start + _SLICE, len(rows) == _SLICE
 
 
@@ -71,8 +80,9 @@ def _read_job(job_id: str, due: float, fields: dict[str, bytes | None], found: I
         data = zlib.decompress(fields["data"])
     except zlib.error:
         data = fields["data"]
-    name, instance, args, kwargs = _plain(data)
-    meta: dict[str, Any] = _plain(fields["meta"]) if fields["meta"] else {}
+    name, instance, args, kwargs = _read(data, tuple[str, Any, list[Any], dict[str, Any]])
+    meta = _read(fields["meta"], dict[str, Any]) if fields["meta"] else {}
+    stated = _converted(meta, _Stated)
     if instance is not None:
         raise ConfigError(f"{name} is a method of an object, which does not travel with a job: make it a function")
     for field, what in (("dependency_id", "depends_on"), ("success_callback_name", "on_success")):
@@ -80,19 +90,19 @@ def _read_job(job_id: str, due: float, fields: dict[str, bytes | None], found: I
             found.remark(job_id, f"{what}: evsched does not take it over; use a graph, or on_done= of the task")
     if fields["failure_callback_name"]:
         found.remark(job_id, "on_failure: evsched does not take it over; use on_dead= of the task")
-    if others := meta.keys() - {*_STATED}:
+    if others := meta.keys() - {*_Stated.__struct_fields__}:
         found.remark(job_id, f"meta: evsched does not take over {', '.join(sorted(map(str, others)))}")
     call, timeout = (name, args, kwargs), _timeout(fields["timeout"])
     queue = (fields["origin"] or b"").decode(errors="replace") or None
-    if meta.get("interval"):
-        rule = f"every {meta['interval']}"
-    elif meta.get("cron_string"):
-        rule = cron_rule(meta["cron_string"])
+    if stated.interval:
+        rule = found.interval(job_id, stated.interval, due)
+    elif stated.cron_string:
+        rule = cron_rule(stated.cron_string)
     else:
         found.job(job_id, job_id, call, due=due, queue=queue, timeout=timeout)
         return
     # rq-scheduler catches up with one run after a pause, and does not know whether the last one has ended.
-    shared: dict[str, Any] = {"zone": zone, "count": meta.get("repeat"), "overlap": "allow"}
+    shared: dict[str, Any] = {"zone": zone, "count": stated.repeat, "overlap": "allow"}
     found.recurrence(job_id, job_id, call, rule=rule, queue=queue, timeout=timeout, **shared)
 
 
@@ -147,15 +157,25 @@ class _PlainUnpickler(pickle.Unpickler):
         raise ConfigError("its arguments refer to an object outside of the pickle")
 
 
-def _plain(data: bytes) -> Any:
+_MALFORMED: Final = (pickle.UnpicklingError, ValueError, EOFError, LookupError, AttributeError, TypeError)
+"""The errors of `pickle` and `json` for bytes that are neither."""
+
+
+def _read(data: bytes, kind: type[T]) -> T:
     """Read a value that RQ has written: a pickle, or JSON.
 
     Raises:
-        ConfigError: it has other values than plain ones.
+        ConfigError: it is of another kind, or has other values than plain ones.
     """
     try:
-        if data[:1] in b"[{":
-            return json.loads(data)
-        return _PlainUnpickler(io.BytesIO(data)).load()
-    except (pickle.UnpicklingError, ValueError, EOFError, IndexError, KeyError, AttributeError, TypeError) as error:
-        raise ConfigError(f"its data cannot be read: {error}") from None
+        plain = json.loads(data) if data[:1] in b"[{" else _PlainUnpickler(io.BytesIO(data)).load()
+    except (*_MALFORMED, RecursionError, OverflowError, MemoryError) as error:
+        raise ConfigError(f"its data cannot be read: {type(error).__name__}: {error}") from None
+    return _converted(plain, kind)
+
+
+def _converted(plain: Any, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(plain, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"its data is not that of RQ: {error}") from None

@@ -6,7 +6,7 @@ refused as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
 from evsched import keys
@@ -38,7 +38,7 @@ R = TypeVar("R")
 class SendCall(Protocol):
     """Sends a call, as a sender or a client does."""
 
-    async def __call__(self, call: Call[T], /) -> T: ...
+    def __call__(self, call: Call[T], /) -> Awaitable[T]: ...
 
 
 class FindNode(Protocol):

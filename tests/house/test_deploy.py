@@ -268,14 +268,21 @@ def test_keda_asks_the_api_for_the_jobs_of_the_workers_that_it_scales(kind: str)
 # The image.
 
 
+def copied_files() -> set[str]:
+    """Return the files and folders of the checkout that the image is built from."""
+    lines = re.findall(r"^COPY (?!--)(.+) \S+$", (ROOT / "deploy/Containerfile").read_text(), re.M)
+    return {word for line in lines for word in line.split()}
+
+
 def test_containerfile_copies_the_sources_of_the_package_and_names_extras_that_exist() -> None:
     text = (ROOT / "deploy/Containerfile").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    copied = {word for line in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.M) for word in line.split()}
+    copied = copied_files()
     assert all((ROOT / name).exists() for name in copied)
     needed = {*wheel["packages"], *(name.partition("/")[0] for name in wheel["force-include"])}
     needed |= {"pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]}
+    needed |= {hook.get("path", "hatch_build.py") for hook in wheel["hooks"].values()}
     assert needed <= copied
     extras = re.findall(r"'\.\[([\w,]+)\]'", text)
     assert set(extras[0].split(",")) <= set(project["project"]["optional-dependencies"])

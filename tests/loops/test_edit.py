@@ -221,3 +221,13 @@ async def test_edits_at_once_without_a_version_all_apply(client: Client, queue: 
     await put(client, queue, b'{"task":"t","args":[1]}')
     done = await asyncio.gather(*(client.edit(queue, "a", args=[f"{at}"]) for at in range(30)))
     assert {one.changed for one in done} == {("args",)}
+
+
+async def test_payload_cap_of_the_client_limits_an_edit(client: Client, queue: str, raw: Any) -> None:
+    await put(client, queue, b'{"task":"t"}')
+    before = payload_of(raw, queue)
+    with pytest.raises(ConfigError, match="more than 100"):
+        await client.with_codec(None, payload_cap=100).edit(queue, "a", args=["x" * 100])
+    assert payload_of(raw, queue) == before
+    await client.with_codec(None, payload_cap=200).edit(queue, "a", args=["x" * 100])
+    assert len(payload_of(raw, queue)) > 100

@@ -10,7 +10,8 @@ import pytest
 
 from evsched import App, events, process_events
 from evsched.client.client import BlockingClient, SyncClient
-from evsched.client.operations import Send, Step, find_queues
+from evsched.client.operations import Send, Step
+from evsched.client.queue_names import find_queues
 from evsched.config import Config
 from evsched.errors import StoreRefused
 from evsched.transport.embedded import EmbeddedRedis

@@ -12,7 +12,8 @@ import pytest
 
 from evsched import App, JobDead, Retry, events, keys, process_events
 from evsched.client.client import Client, SyncClient
-from evsched.client.operations import Wait, find_queues
+from evsched.client.operations import Wait
+from evsched.client.queue_names import find_queues
 from evsched.client.target_tasks import ForwardJob, target_task
 from evsched.client.task_handle import TaskHandle
 from evsched.config import Config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,12 @@ from tests.support.cli import Cli
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
     return Cli("", tmp_path)
+
+
+@cache
+def script(shell: str) -> str:
+    """Return the script of a shell; it takes a second to make."""
+    return Cli("", Path.cwd()).run("completion", shell).stdout
 
 
 @pytest.mark.extra
@@ -27,10 +34,10 @@ def cli(tmp_path: Path) -> Cli:
         ("evsched completion ", {"bash", "zsh", "fish"}),
     ],
 )
-def test_bash_completes_commands_flags_and_choices(cli: Cli, line: str, expected: set[str]) -> None:
+def test_bash_completes_commands_flags_and_choices(line: str, expected: set[str]) -> None:
     words = line.split(" ")
     program = f"""
-        {cli.run("completion", "bash").stdout}
+        {script("bash")}
         COMP_WORDS=({" ".join(word or "''" for word in words)})
         COMP_CWORD={len(words) - 1}
         _evsched
@@ -42,11 +49,10 @@ def test_bash_completes_commands_flags_and_choices(cli: Cli, line: str, expected
 
 @pytest.mark.extra
 @pytest.mark.parametrize(("shell", "head"), [("zsh", "#compdef evsched"), ("fish", "complete -c evsched")])
-def test_zsh_and_fish_have_a_completion_script(cli: Cli, shell: str, head: str) -> None:
-    script = cli.run("completion", shell).stdout
-    assert head in script
+def test_zsh_and_fish_have_a_completion_script(shell: str, head: str) -> None:
+    assert head in script(shell)
     for word in ("run-now", "log-level", "CRITICAL", "recurrences"):
-        assert word in script
+        assert word in script(shell)
 
 
 @pytest.mark.extra
@@ -66,12 +72,12 @@ def test_a_new_bash_completes_commands_once_it_is_installed(cli: Cli, tmp_path: 
 
 @pytest.mark.extra
 @pytest.mark.parametrize(
-    ("shell", "script"),
+    ("shell", "file"),
     [("zsh", ".zsh/completions/_cyclopts_evsched"), ("fish", ".config/fish/completions/evsched.fish")],
 )
-def test_the_script_is_saved_where_the_shell_looks(cli: Cli, tmp_path: Path, shell: str, script: str) -> None:
+def test_the_script_is_saved_where_the_shell_looks(cli: Cli, tmp_path: Path, shell: str, file: str) -> None:
     cli.run("--install-completion", "--shell", shell, HOME=str(tmp_path), ZSH="", ZSH_CUSTOM="")
-    assert (tmp_path / script).read_text() == cli.run("completion", shell).stdout.removesuffix("\n")
+    assert (tmp_path / file).read_text() == script(shell).removesuffix("\n")
     assert shell == "fish" or ".zsh/completions" in (tmp_path / ".zshrc").read_text()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from evsched.client.client import Client
 from evsched.client.history import EVERY_END
-from evsched.client.operations import ActFilter
+from evsched.client.past_acts import ActFilter
 from evsched.console import ends_search
 from evsched.console.ends_search import search_ends
 from evsched.console.newer_rows import NewerActs, NewerEnds

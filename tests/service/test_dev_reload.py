@@ -36,10 +36,10 @@ def cli(cli: Cli, queue: str) -> Cli:
     return cli
 
 
-def write(cli: Cli, queue: str, version: str) -> None:
+def write(cli: Cli, queue: str, version: str, url: str = "") -> None:
     """Write a version. Each has another length: Python tells compiled code by the length, and the time in seconds."""
     part = cli.folder / "tasks.part"
-    part.write_text(TASKS.replace("QUEUE", queue).replace("VERSION", version))
+    part.write_text(TASKS.replace("App(", f"App({url}").replace("QUEUE", queue).replace("VERSION", version))
     part.rename(cli.folder / "tasks.py")
 
 
@@ -53,15 +53,11 @@ def test_change_starts_the_app_again_and_an_error_waits_for_the_next_change(cli:
         runs(log, "one")
         raw.zadd(f"evsched:{{{queue}}}:schedule", {'{"task":"hold","id":"held"}': 0})
         log.until("Started", where=lambda line: line["id"] == "held")
-        write(cli, queue, "second")
-        assert log.until("CodeChanged")["files"] == ["tasks.py"]
-        runs(log, "second")
-        # In order: the old process handed its job back, and it did not cost an attempt.
-        assert log.until("Started", where=lambda line: line["id"] == "held", count=2)["attempt"] == 1
-        assert [line["code"] for line in log.lines if line.get("event") == "ChildEnded"] == [0]
         (cli.folder / "notes.txt").write_text("no code")
-        write(cli, queue, "third broken")
+        write(cli, queue, "second broken")
+        assert log.until("CodeChanged")["files"] == ["tasks.py"]
         assert log.until("DevWaits")["code"] == 1
+        assert [line["code"] for line in log.lines if line.get("event") == "ChildEnded"] == [0, 1]
         errors = [line["message"] for line in log.lines if "does not import" in line["message"]]
         assert len(errors) == 1
         assert errors[0].startswith("evsched: module 'tasks' does not import: SyntaxError: ")
@@ -69,6 +65,8 @@ def test_change_starts_the_app_again_and_an_error_waits_for_the_next_change(cli:
         assert not [line for line in log.lines if "notes.txt" in str(line)]
         write(cli, queue, "corrected")
         runs(log, "corrected")
+        # In order: the old process handed its job back, and it did not cost an attempt.
+        assert log.until("Started", where=lambda line: line["id"] == "held", count=2)["attempt"] == 1
         assert terminate(child) == 0
 
 
@@ -89,6 +87,16 @@ def test_private_redis_outlives_the_restarts(cli: Cli, queue: str) -> None:
         child.send_signal(signal.SIGINT)
         assert child.wait(PATIENCE) == 0
         assert not Path(url.removeprefix("unix://")).exists()
+
+
+@pytest.mark.extra
+def test_private_redis_is_not_named_if_the_code_names_another(cli: Cli, queue: str) -> None:
+    write(cli, queue, "one", f'"{cli.environment.pop("EVSCHED_URL")}", ')
+    with cli.started("dev", "tasks:app", "--reload", stdout=subprocess.PIPE) as (child, log):
+        runs(log, "one")
+        assert child.stdout is not None
+        child.terminate()
+        assert (child.stdout.read(), child.wait(PATIENCE)) == ("", 0)
 
 
 def test_folder_that_the_system_does_not_watch_is_named(cli: Cli) -> None:

@@ -118,7 +118,8 @@ async def test_http_interface_opens_and_seals_only_with_the_key(server: Embedded
 
 @pytest.fixture
 async def declared(server: EmbeddedRedis, queue: str) -> AsyncGenerator[None]:
-    client = SyncClient(server.url).with_codec(Codec({"old": OLD}))
+    client = SyncClient(server.url)
+    client.client.with_codec(Codec({"old": OLD}))
     payload = encode({"task": "pay", "args": [SECRET]})
     await asyncio.to_thread(client.declare, queue, Declared(name="r", payload=payload, rule="@daily"))
     yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 import time
 from collections.abc import Generator
@@ -96,7 +97,9 @@ def test_recurrence_that_code_declares_is_left_alone(cli: Cli, queue: str, raw: 
 CELERY = """
 from datetime import timedelta
 from celery import Celery
+from celery.beat import ScheduleEntry
 from celery.schedules import crontab, schedule
+from kombu import Queue
 
 app = Celery("shop")
 app.conf.timezone = "Europe/Berlin"
@@ -111,6 +114,9 @@ app.conf.beat_schedule = {
     "elsewhere": {"task": "shop.tick", "schedule": 60, "options": {"queue": "QUEUE", "expires": 5}},
     "objects": {"task": "shop.tick", "schedule": 60, "args": (object(),)},
     "fast": {"task": "shop.tick", "schedule": 0.1},
+    "no schedule": {"task": "shop.tick"},
+    "no task": {"schedule": 60},
+    "an object": ScheduleEntry("an object", "shop.tick", schedule=45.0, options={"queue": Queue("QUEUE")}, app=app),
 }
 
 class Odd(schedule.__mro__[1]):
@@ -136,10 +142,11 @@ def test_beat_schedule_of_a_celery_app_is_imported(cli: Cli, queue: str, module:
         "quarters": ("*/15 8-18 * */3 *", "Europe/Berlin", queue, "shop.report"),
         "first-monday": ("0 9 * * 1#1", "Europe/Berlin", queue, "shop.report"),
         "elsewhere": ("every 60", "UTC", f"{queue}-2", "shop.tick"),
+        "an-object": ("every 45", "UTC", f"{queue}-2", "shop.tick"),
         "added": ("every 10", "UTC", queue, "shop.tick"),
     }
     why = {remark["where"]: remark["why"] for remark in found["remarks"]}
-    assert set(why) == {"friday 13", "elsewhere", "objects", "fast", "odd"}
+    assert set(why) == {"friday 13", "elsewhere", "objects", "fast", "odd", "no schedule", "no task"}
     assert "expires=5" in why["elsewhere"]
     assert "both the day of the month" in why["friday 13"]
     assert "JSON" in why["objects"]
@@ -193,6 +200,7 @@ def add():
     add(report, "interval", hours=1, args=[object()], id="objects")
     scheduler.pause_job(add(report, "interval", hours=1, id="paused").id) if scheduler.running else None
     add(report, "interval", hours=7)
+    add(report, "interval", days=1, start_date="2026-01-01 03:00:00", id="mornings")
 """
 
 RULES = {
@@ -204,6 +212,7 @@ RULES = {
     "last-day": "0 0 L * *",
     "last-friday": "0 0 * * 5L",
     "ends": "0 0 1,L * *",
+    "mornings": "every 86400",
     "once": "once",
 }
 
@@ -220,7 +229,9 @@ def test_jobs_that_a_program_adds_to_apscheduler_are_imported(cli: Cli, queue: s
     why = dict[str, str]()
     for remark in found["remarks"]:
         why[remark["where"]] = f"{why.get(remark['where'], '')} {remark['why']}"
-    assert set(why) == {"seconds", "last day", "last friday", "week", "friday-13", "or", "objects"}
+    (random,) = [where for where in why if len(where) == 32]
+    assert {*why} == {"seconds", "last day", "last friday", "week", "friday-13", "or", "objects", "mornings", random}
+    assert "it runs at 00:00:00 UTC and not at 02:00:00" in why["mornings"]
     assert "max_instances=3" in why["last day"]
     assert "misfire_grace_time=3600" in why["last day"]
     assert "spread" in why["seconds"]
@@ -354,6 +365,36 @@ def test_pickle_of_rq_that_would_run_code_is_refused(
     assert not (tmp_path / "harm").exists()
 
 
+@pytest.mark.one_server
+def test_record_of_rq_that_cannot_be_read_is_named(cli: Cli, queue: str, server: EmbeddedRedis, rq: Redis) -> None:
+    call: tuple[Any, ...] = ("shop.tick", None, (), {})
+    records: dict[str, tuple[Any, Any]] = {
+        "daily": (call, {"interval": 86400}),
+        "no-call": (7, {}),
+        "short-call": (call[:2], {}),
+        "no-name": ((None, *call[1:]), {}),
+        "no-meta": (call, [1]),
+        "odd-interval": (call, {"interval": "soon"}),
+        "odd-rule": (call, {"cron_string": 5}),
+    }
+    for name, (data, meta) in records.items():
+        rq.hset(f"rq:job:{name}", mapping={"data": pickle.dumps(data), "meta": pickle.dumps(meta)})
+    rq.hset("rq:job:deep", "data", "[" * 100_000)
+    rq.hset("rq:job:cut", "data", pickle.dumps(call)[:-5])
+    rq.hset("rq:job:none", "data", "")
+    rq.zadd("rq:scheduler:scheduled_jobs", dict.fromkeys([*records, "deep", "cut", "none", "gone"], 4070952000.0))
+    found = imported(cli, "rq-scheduler", f"{server.url}?db=9", "--queue", queue, code=1)
+    why = {remark["where"]: remark["why"] for remark in found["remarks"]}
+    assert [row["name"] for row in found["entries"]] == ["daily"]
+    assert "it runs at 00:00:00 UTC and not at 12:00:00" in why.pop("daily")
+    assert why.pop("gone") == "its record is gone"
+    assert {*why} == {*records, "deep", "cut", "none"} - {"daily"}
+    assert {text.partition(":")[0] for text in why.values()} == {
+        "its data cannot be read",
+        "its data is not that of RQ",
+    }
+
+
 def test_mistakes_are_one_line(cli: Cli, queue: str, module: str) -> None:
     (cli.folder / f"{module}.py").write_text("app = 1\n")
     for words, said in (
@@ -363,7 +404,7 @@ def test_mistakes_are_one_line(cli: Cli, queue: str, module: str) -> None:
         (("apscheduler", "jobs.py"), "MODULE:SCHEDULER"),
         (("crontab", str(cli.folder / "none"), "--task", "t"), "cannot be read: No such file or directory"),
         (("crontab", "/dev/null", "--task", "t", "--zone", "Mars"), "zone 'Mars' is not known"),
-        (("rq-scheduler", "redis://127.0.0.1:1/0"), "127.0.0.1:1"),
+        (("rq-scheduler", "mailto:rq"), "write redis://USER:PASSWORD@HOST:PORT/DB"),
     ):
         done = cli.run("import", *words, "--queue", queue)
         assert done.returncode in (1, 2), words

@@ -80,13 +80,13 @@ async def test_model_reads_and_cannot_write_without_the_flag(cli: Cli, queue: st
     assert cli.json("show", "later", *of)["place"] == "schedule"
 
 
-async def test_model_that_may_write_acts_and_is_in_the_audit_trail(cli: Cli, queue: str, raw: Any) -> None:
+async def test_model_that_may_write_acts_in_its_queue_and_is_in_the_audit_trail(cli: Cli, queue: str, raw: Any) -> None:
     of = ("--queue", queue)
     for job in ("first", "second"):
         assert cli.run("enqueue", "t", "--id", job, "--in", "1h", *of).returncode == 0
     assert cli.run("recurrences", "add", "nightly", "report", "--rule", "@daily", *of).returncode == 0
     kill(cli, queue, raw, "gone")
-    async with connected(cli, "--write", "--as", "claude for ana") as client:
+    async with connected(cli, "--write", "--as", "claude for ana", "--queue", queue) as client:
         assert {tool.name for tool in (await client.list_tools()).tools} == {*TOOLS, "doctor"}
         assert (await ask(client, "run_now", queue=queue, id="first"))["due"] < 4e9
         assert await ask(client, "cancel", queue=queue, id="second") == {"done": True}
@@ -100,17 +100,14 @@ async def test_model_that_may_write_acts_and_is_in_the_audit_trail(cli: Cli, que
             "recurs": True,
         }
         assert "not-found" in await refusal(client, "cancel", queue=queue, id="second")
+        # It reaches no other queue.
+        assert [row["queue"] for row in (await ask(client, "list_queues"))["queues"]] == [queue]
+        assert "queue-not-allowed" in await refusal(client, "pause_queue", queue="other", why="")
+        assert "queue-not-allowed" in await refusal(client, "doctor", queue="other")
+        assert "queue-not-allowed" in await refusal(client, "find_jobs")  # the default queue
     acts = cli.json("audit", *of)
     assert {(one["who"], one["from"]) for one in acts} == {("claude for ana", "mcp")}
     assert {"cancel", "revive", "pause", "resume"} <= {one["act"] for one in acts}
-
-
-async def test_model_reaches_only_the_queues_of_the_server(cli: Cli, queue: str) -> None:
-    async with connected(cli, "--queue", queue) as client:
-        assert [row["queue"] for row in (await ask(client, "list_queues"))["queues"]] == [queue]
-        assert "queue-not-allowed" in await refusal(client, "find_jobs", queue="other")
-        assert "queue-not-allowed" in await refusal(client, "doctor", queue="other")
-        assert "queue-not-allowed" in await refusal(client, "find_jobs")  # the default queue
 
 
 @pytest.mark.parametrize("tool", described(write=True), ids=lambda tool: tool.name)

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 
-from evsched.client import operations, spread, sweep
+from evsched.client import past_acts, spread, sweep
 from evsched.client.sweep import SEARCHED, WAITING, Sweep
 from evsched.console.hour_counts import hour_counts
 from evsched.console.job_acts import JOB_ACTS, planned
@@ -198,7 +198,7 @@ async def _redacted(client: MeteredClient, found: Found) -> Found:
     rows = list[FoundJob]()
     for queue in dict.fromkeys(row.queue for row in found.rows):
         jobs = [row.job for row in found.rows if row.queue == queue]
-        declared = await client.run(operations.redactions(client.stores(queue), [job.id for job in jobs]))
+        declared = await client.run(past_acts.redactions(client.stores(queue), [job.id for job in jobs]))
         rows += [as_row(queue, job, declared) for job in jobs]
     by_place = {(row.queue, row.job.id): row for row in rows}
     return replace(found, rows=[by_place[row.queue, row.job.id] for row in found.rows])

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from evsched.client import operations
+from evsched.client import past_acts
 from evsched.client.edit import shown_arguments
 from evsched.console import words
 from evsched.console.page import View, Visit
@@ -67,7 +67,7 @@ async def _follow(visit: Visit) -> dict[str, Any]:
             "waited, or ended and its retention is over. The history may have its end."
         )
     explained = await client.explain(queue, job)
-    declared = await client.run(operations.redactions(client.stores(queue), [job]))
+    declared = await client.run(past_acts.redactions(client.stores(queue), [job]))
     stack, asked = None, bool(visit.get("stack")) and status.place == "processing"
     if asked:
         parts = [store.queue for store in client.stores(client.shards.whole(queue))]

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from msgspec import Struct
 
-from evsched.client.operations import ActFilter, read_acts, read_deployment_acts
+from evsched.client.past_acts import ActFilter, read_acts, read_deployment_acts
 from evsched.console.newer_rows import NewerActs, after, newer_of
 from evsched.console.page import View, Visit
 from evsched.console.search import quoted
