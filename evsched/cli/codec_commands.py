@@ -40,15 +40,16 @@ def rekey(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
                 rows = asyncio.run(rekey_rows(found.ledger_url, codec))
             result.done, result.changed = result.done + rows.done, result.changed + rows.changed
             result.missing.update(rows.missing)
+            result.why |= rows.why
     if json:
         output.as_json({"key": codec.write, "done": result.done, "changed": result.changed, "missing": result.missing})
     else:
         more = ", then stopped: the same command does the rest" if stopped_by else ""
-        print(f"{result.done} values are sealed with key {codec.write} now{more}")
+        print(f"{result.done} values were sealed again, with key {codec.write}{more}")
     if result.changed:
         output.note(f"{result.changed} values were changed meanwhile, and may need another key: repeat the command")
     for key, count in sorted(result.missing.items()):
-        output.note(f"{count} values need key {key}, which is missing or does not fit: keep it, or restore it")
+        output.note(f"{count} values of key {key} cannot be opened; the reason of one: {result.why[key]}")
     if stopped_by:
         return 128 + stopped_by
     return 1 if result.changed or result.missing else 0

@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import uuid4
 
 from msgspec.structs import replace
@@ -64,6 +64,8 @@ class Codec:
         id_key: str | bytes | None = None,
         accept_plain: bool | Collection[str] = True,
     ) -> None:
+        if keys is not None and not (isinstance(keys, Mapping) and keys):
+            raise ConfigError("Codec: keys has no key: give keys by their ids, or leave it out to compress only")
         found = {_checked_id(name): _read_key(f"key {name!r}", key) for name, key in (keys or {}).items()}
         self._ciphers = _ciphers(found) if found else {}
         self._nonce_keys = {name: hmac.digest(key, b"evsched nonce", sha256) for name, key in found.items()}
@@ -71,6 +73,8 @@ class Codec:
         """The id of the key that encrypts; "" = none."""
         if (put is None) != (get is None):
             raise ConfigError("Codec: put and get belong together: give both, or neither")
+        if put is not None and not (callable(put) and callable(get)):
+            raise ConfigError("Codec: put or get is no function: give async functions")
         for name, size in (("compress_above", compress_above), ("put_above", put_above)):
             if size is not None and (type(size) is not int or size < 0):
                 raise ConfigError(f"Codec: {name} is {size!r:.100}: give a whole number of bytes")
@@ -78,7 +82,7 @@ class Codec:
         self.waits = put is not None
         self._compress_above = compress_above
         self._id_key = None if id_key is None else _read_key("id_key", id_key)
-        if isinstance(accept_plain, str):
+        if not isinstance(accept_plain, bool) and not _are_names(accept_plain):
             raise ConfigError(f"Codec: accept_plain is {accept_plain!r:.100}: give True, False or names of tasks")
         if accept_plain is not True and not found:
             raise ConfigError("Codec: accept_plain needs keys: without them no job is encrypted")
@@ -140,6 +144,9 @@ class Codec:
         except Exception as error:  # noqa: BLE001
             why = f"the store does not give {sealed.ref!r}: {type(error).__name__}: {error}"
             raise CannotOpen(why, later=True) from None
+        if not isinstance(data, bytes):
+            why = f"get returned {type(data).__name__} for {sealed.ref!r}: return bytes, or raise LookupError"
+            raise CannotOpen(why, later=True)
         return replace(sealed, data=data, ref="")
 
     def accepts_plain(self, task: str) -> bool:
@@ -151,6 +158,12 @@ class Codec:
     def is_current(self, sealed: Sealed) -> bool:
         """Return whether a value is sealed as this codec would seal it now: with its key to write."""
         return sealed.key == self.write
+
+
+def _are_names(value: Any) -> bool:
+    if isinstance(value, str) or not isinstance(value, Collection):
+        return False
+    return all(isinstance(name, str) for name in cast("Collection[Any]", value))
 
 
 def _bound(about: About, sealed: Sealed) -> bytes:

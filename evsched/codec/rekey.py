@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from evsched import keys
 from evsched.client.operations import Operation, UseCodec, node_of, send, send_many
 from evsched.codec.codec import Codec
-from evsched.errors import CannotOpen, ConfigError
+from evsched.errors import CannotOpen, ConfigError, EvschedError
 from evsched.jobs.job import decode, encode
 from evsched.jobs.sealed import MARK, About, Sealed, has_seals, replaced, seals_in
 from evsched.store import server
@@ -54,6 +54,8 @@ class Resealed(Struct):
     """Values that others have changed meanwhile."""
     missing: Counter[str] = msgspec.field(default_factory=Counter[str])
     """By the ids of keys, how many values cannot be opened."""
+    why: dict[str, str] = {}
+    """By the ids of keys, the reason for one of these values."""
 
 
 class Rekey:
@@ -165,7 +167,7 @@ class Rekey:
                 value = await sealing.value(one)
             except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, KeyError):
                 continue  # no worker can read it
-            self._now.missing.update(sealing.missing)
+            sealing.note_in(self._now)
             if sealing.changed:
                 found.append((one, value))
         return found
@@ -190,8 +192,13 @@ class Resealing:
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self.changed = False
-        self.missing = list[str]()
-        """The ids of keys that are missing, or do not fit."""
+        self._unopened = list[tuple[str, str]]()
+        """The keys of values that cannot be opened, and why not."""
+
+    def note_in(self, result: Resealed) -> None:
+        """Count the values that cannot be opened."""
+        result.missing.update(key for key, _ in self._unopened)
+        result.why |= dict(self._unopened)
 
     async def value(self, kept: Kept) -> bytes:
         """Return a value as it should be."""
@@ -236,12 +243,18 @@ class Resealing:
             return sealed
         try:
             text = self._codec.open(about, await self._codec.get(sealed))
-        except CannotOpen:
-            self.missing.append(sealed.key)
+        except CannotOpen as error:
+            if error.later:
+                raise
+            self._unopened.append((sealed.key, str(error)))
             return sealed
         self.changed = True
         found = self._codec.seal(about, text, fixed=fixed)
-        return found if fixed else await self._codec.put(found)
+        try:
+            return found if fixed else await self._codec.put(found)
+        # Whatever the user's function raises.
+        except Exception as error:
+            raise EvschedError(f"the store does not take a value: {type(error).__name__}: {error}") from error
 
 
 _ROWS: Final = """
@@ -263,7 +276,7 @@ async def rekey_rows(ledger_url: str | None, codec: Codec) -> Resealed:
             for queue, job, payload in rows:
                 sealing = Resealing(codec)
                 text = (await sealing.payload(payload.encode())).decode()
-                result.missing.update(sealing.missing)
+                sealing.note_in(result)
                 if sealing.changed:
                     written = (await connection.execute(_ROW, (text, queue, job, payload))).rowcount
                     result.done += written

@@ -336,7 +336,7 @@ class Run(Struct, eq=False):
             why = f"its arguments cannot be read: {error}"
             if error.later:
                 return Deferred(self.delivery.redis_now() + _STORE_AGAIN, shorten(why), cause="store")
-            return Buried(shorten(f"{why}; then revive the job"), payload.reply)
+            return Buried(shorten(f"{why}. Revive the job when it can be read"), payload.reply)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             return Buried(shorten(f"its arguments, once opened, are not valid: {error}"), payload.reply)
         self.job = replace(self.job, opened=opened)

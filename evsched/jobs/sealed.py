@@ -103,7 +103,9 @@ class PayloadCodec(Protocol):
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder[Any]().decode
 _fields: Final = msgspec.json.Decoder(dict[str, Raw]).decode
-_call: Final = msgspec.json.Decoder(tuple[list[Raw], dict[str, Raw]]).decode
+_Some = list[Raw] | dict[str, Raw]
+_some: Final = msgspec.json.Decoder[_Some](_Some).decode
+_call: Final = msgspec.json.Decoder(tuple[_Some, _Some]).decode
 
 
 def sealed_in(value: Any) -> Sealed | None:
@@ -200,8 +202,8 @@ def seal_fixed(codec: PayloadCodec, payload: bytes) -> bytes:
 async def open_payload(codec: PayloadCodec, payload: bytes, of: str) -> bytes:
     """Return a payload as if its arguments had never been sealed. `of`: the job that has it.
 
-    Beside sealed arguments it may have others, which come after them: results that a graph passes on. `[a, {"n": b}]`
-    sealed, and `"args":[c]` beside it, are `"args":[a,c],"kwargs":{"n":b}`.
+    Beside arguments that are sealed for no job it may have others, which come after them: results that a graph passes
+    on. `[a, {"n": b}]` sealed, and `"args":[c]` beside it, are `"args":[a,c],"kwargs":{"n":b}`.
 
     Raises:
         CannotOpen
@@ -216,7 +218,13 @@ async def open_payload(codec: PayloadCodec, payload: bytes, of: str) -> bytes:
     kwargs = {name: await _with_opened(codec, value) for name, value in kwargs.items()}
     if sealed is not None:
         about = About("arguments", _decode(fields.get("task", b'""')), of)
-        first, named = _call(await open_value(codec, about, sealed))
+        first, named = _as_call(*_call(await open_value(codec, about, sealed)))
+        # Only results are added, and not to the arguments of one job: those are sealed as a whole.
+        added = ["by position"] * bool(args and sealed.of) + sorted(kwargs if sealed.of else named.keys() & kwargs)
+        if added:
+            raise CannotOpen(
+                f"somebody has put others beside them ({', '.join(added)}): find out who can write to Redis"
+            )
         args, kwargs = [*first, *args], named | kwargs
     return _encode({**fields, "args": args, "kwargs": kwargs})
 
@@ -228,9 +236,10 @@ def _taken(fields: dict[str, Raw]) -> Sealed | None:
 
 def _more(fields: dict[str, Raw]) -> tuple[list[Raw], dict[str, Raw]]:
     """Take the arguments out of the fields of a payload. An empty one may be of the other kind (PHP, Lua)."""
-    kinds = list[Raw] | dict[str, Raw]
-    args: list[Raw] | dict[str, Raw] = msgspec.json.decode(fields.pop("args", b"[]"), type=kinds)
-    kwargs: list[Raw] | dict[str, Raw] = msgspec.json.decode(fields.pop("kwargs", b"{}"), type=kinds)
+    return _as_call(_some(fields.pop("args", b"[]")), _some(fields.pop("kwargs", b"{}")))
+
+
+def _as_call(args: _Some, kwargs: _Some) -> tuple[list[Raw], dict[str, Raw]]:
     return args if isinstance(args, list) else [], kwargs if isinstance(kwargs, dict) else {}
 
 

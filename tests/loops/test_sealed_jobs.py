@@ -177,7 +177,7 @@ async def test_job_without_its_key_is_dead_and_runs_once_the_key_is_there(
     async with system(config, rotated) as running:
         buried = await running.recorder.wait(events.JobBuried)
         why = "its arguments cannot be read: key 'old' is missing, and this codec has 'new': give it that key"
-        assert buried.reason == f"{why}; then revive the job"
+        assert buried.reason == f"{why}. Revive the job when it can be read"
         assert record(raw, queue)["reason"].decode() == buried.reason
     both = App(queue=queue, codec=Codec({"old": OLD, "new": NEW}, write="new"))
     both.task(name="pay")(pay.handler)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from evsched import events
 from evsched.client.client import SyncClient
@@ -71,12 +72,46 @@ def test_rekey_seals_again_and_names_the_keys_that_are_missing(cli: Cli, queue: 
     assert cli.run(*enqueue, **KEYED).returncode == 0
     rotated = {"EVSCHED_CODEC": "rotated:app"}
     done = cli.run("rekey", "--queue", queue, **rotated)
-    assert (done.returncode, done.stdout) == (0, "1 values are sealed with key new now\n")
+    assert (done.returncode, done.stdout) == (0, "1 values were sealed again, with key new\n")
     again = json.loads(cli.run("rekey", "--json", **rotated).stdout)
     assert again == {"key": "new", "done": 0, "changed": 0, "missing": {}}
     missing = cli.run("rekey", **KEYED)
-    assert (missing.returncode, missing.stdout) == (1, "0 values are sealed with key old now\n")
-    assert "1 values need key new, which is missing or does not fit: keep it, or restore it" in missing.stderr
+    assert (missing.returncode, missing.stdout) == (1, "0 values were sealed again, with key old\n")
+    assert "1 values of key new cannot be opened; the reason of one: key 'new' is missing, and this" in missing.stderr
+
+
+STORE = """
+from evsched import App
+from evsched.codec import Codec
+
+async def put(name, data):
+    raise OSError("disk full")
+
+async def get(name):
+    return {"gone": {}, "None": {name: None}}[name][name] if name in ("gone", "None") else 1 / 0
+
+app = App(codec=Codec({"old": bytes([1]) * 32, "new": bytes([2]) * 32}, write="new", put=put, get=get, put_above=0))
+"""
+
+
+@pytest.mark.parametrize(
+    ("ref", "code", "why"),
+    [
+        ("", 1, "evsched: the store does not take a value: OSError: disk full"),
+        ("gone", 1, "1 values of key old cannot be opened; the reason of one: the store has nothing under 'gone' any"),
+        ("None", 1, "evsched: get returned NoneType for 'None': return bytes, or raise LookupError"),
+        ("away", 1, "evsched: the store does not give 'away': ZeroDivisionError: division by zero"),
+    ],
+)
+def test_rekey_explains_what_the_store_does(cli: Cli, queue: str, raw: Any, ref: str, code: int, why: str) -> None:
+    (cli.folder / "stored.py").write_text(STORE)
+    sealed = Codec({"old": OLD}).seal(About("arguments", "pay", "a"), b"[[],{}]")
+    payload = encode({"task": "pay", "sealed": replace(sealed, data=b"", ref=ref) if ref else sealed})
+    raw.hset(f"evsched:{{{queue}}}:job:a", "payload", payload)
+    raw.zadd(f"evsched:{{{queue}}}:schedule", {"a": 4e9})
+    done = cli.run("rekey", "--queue", queue, EVSCHED_CODEC="stored:app")
+    assert (done.returncode, why in done.stderr, "Traceback" in done.stderr) == (code, True, False), done.stderr
+    assert raw.hget(f"evsched:{{{queue}}}:job:a", "payload") == payload
 
 
 @pytest.mark.parametrize(

@@ -164,12 +164,17 @@ def test_recurring_arguments_are_sealed_alike_by_each_process_and_differ_by_key(
         ({"keys": {"a b": OLD}}, "'a b' is no id of a key"),
         ({"keys": {"a": OLD, "b": NEW}}, "no key to write: say with write= which of a, b encrypts"),
         ({"keys": {"a": OLD}, "write": "b"}, "write is 'b', and the keys are a"),
+        ({"keys": {}}, "keys has no key: give keys by their ids, or leave it out to compress only"),
+        ({"keys": ["a"]}, "keys has no key"),
         ({"write": "b"}, "write is 'b', and the keys are none"),
         ({"id_key": b"1"}, "id_key has 1 bytes"),
         ({"put": print}, "put and get belong together"),
+        ({"put": 1, "get": 2}, "put or get is no function"),
         ({"compress_above": -1}, "compress_above is -1"),
         ({"accept_plain": False}, "accept_plain needs keys"),
         ({"keys": {"a": OLD}, "accept_plain": "tell"}, "accept_plain is 'tell'"),
+        ({"keys": {"a": OLD}, "accept_plain": [1]}, "accept_plain is [1]"),
+        ({"keys": {"a": OLD}, "accept_plain": 1}, "accept_plain is 1"),
     ],
 )
 def test_wrong_options_are_refused_at_once(options: dict[str, Any], message: str) -> None:
@@ -220,6 +225,37 @@ def test_store_that_fails_may_answer_later() -> None:
     with pytest.raises(CannotOpen, match="the store does not give 'x': ConnectionError: no route") as raised:
         asyncio.run(codec.get(Sealed(key="a", ref="x")))
     assert raised.value.later
+
+    async def forget(name: str) -> Any:
+        return None
+
+    codec = Codec({"a": OLD}, put=fail, get=forget)
+    with pytest.raises(CannotOpen, match="get returned NoneType for 'x': return bytes") as raised:
+        asyncio.run(codec.get(Sealed(key="a", ref="x")))
+    assert raised.value.later
+
+
+@pytest.mark.parametrize(
+    ("of", "beside", "named"),
+    [
+        ("42", {"args": [None]}, "by position"),
+        ("42", {"kwargs": {"n": None, "also": None}}, "also, n"),
+        ("42", {"kwargs": {"also": None}}, "also"),
+        ("", {"kwargs": {"n": 5, "also": None}}, "n"),
+    ],
+)
+def test_sealed_arguments_are_not_changed_by_others_beside_them(of: str, beside: dict[str, Any], named: str) -> None:
+    codec = Codec({"a": OLD})
+    found = sealed(codec, {"task": "pay", "args": [1], "kwargs": {"n": 8}}, of)
+    with pytest.raises(CannotOpen, match=rf"somebody has put others beside them \({named}\): find out who"):
+        opened(codec, found | beside)
+    assert opened(codec, found | {"args": [], "kwargs": []}) == {"task": "pay", "args": [1], "kwargs": {"n": 8}}
+
+
+def test_empty_ones_of_another_kind_are_opened() -> None:
+    codec = Codec({"a": OLD})
+    text = codec.seal(About("arguments", "pay", "42"), b"[[5],[]]")
+    assert opened(codec, {"task": "pay", "sealed": text}) == {"task": "pay", "args": [5], "kwargs": {}}
 
 
 def test_results_in_arguments_are_opened_and_come_after_sealed_ones() -> None:
