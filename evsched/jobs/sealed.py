@@ -197,6 +197,11 @@ def seal_fixed(codec: PayloadCodec, payload: bytes) -> bytes:
     return payload if sealed.is_plain else with_seal(fields, sealed)
 
 
+def beside_seal(payload: bytes) -> bytes:
+    """Return a payload without its sealed arguments, for a worker that opens these itself."""
+    return _encode({name: value for name, value in _fields(payload).items() if name != "sealed"})
+
+
 async def open_payload(codec: PayloadCodec, payload: bytes, of: str) -> bytes:
     """Return a payload as if its arguments had never been sealed. `of`: the job that has it.
 

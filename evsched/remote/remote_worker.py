@@ -35,6 +35,7 @@ from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Buried, Deferred, FetchedJob, Outcome, Payload, decode, is_not_finite
 from evsched.jobs.record import number, unknown_since
 from evsched.jobs.retry import NAME_MOST, Retry, read_policy, task_of
+from evsched.jobs.sealed import Sealed, beside_seal
 from evsched.jobs.tasks import Task, Tasks, define
 from evsched.keys import NAME
 from evsched.lease import Times
@@ -61,7 +62,7 @@ _UNREADABLE: Final = Payload("?")
 
 
 class RemoteJob(Struct, frozen=True):
-    """A job for the worker to run. `args`, `kwargs` and `meta` are as the producer wrote them."""
+    """A job for the worker to run. `args`, `kwargs`, `meta` and `sealed` are as the producer wrote them."""
 
     id: str
     run: str
@@ -79,6 +80,8 @@ class RemoteJob(Struct, frozen=True):
     timeout: float | None
     """Seconds that the run may take; null = no limit."""
     meta: Raw
+    sealed: Sealed | None = None
+    """Arguments that the worker is to open, and that come before `args`; null = there are none."""
 
 
 class HeldRun(Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,6 +105,7 @@ class _Parts(Struct, frozen=True):
     args: Raw = Raw(b"[]")
     kwargs: Raw = Raw(b"{}")
     meta: Raw = Raw(b"{}")
+    sealed: Sealed | None = None
 
 
 _read_parts: Final = msgspec.json.Decoder(_Parts).decode
@@ -183,10 +187,13 @@ class RemoteWorker:
             found.append(renewed)
         return found
 
-    async def fetch(self, tasks: Collection[str], slots: int, holding: Collection[str]) -> list[RemoteJob]:
+    async def fetch(
+        self, tasks: Collection[str], slots: int, holding: Collection[str], *, opens: bool = False
+    ) -> list[RemoteJob]:
         """Start jobs, as many as the worker has room for, and return them.
 
         Also return the jobs that an earlier fetch has started and that are not in `holding`: its reply was lost.
+        `opens`: the worker opens sealed arguments.
 
         Raises:
             ConfigError: the worker holds as many as it may.
@@ -199,12 +206,14 @@ class RemoteWorker:
         found = list[RemoteJob]()
         for store, ids, own in zip(self._stores, unknown, held, strict=True):
             if room > 0 or ids:
-                started = await self._start(store, tasks, ids, len(own) + max(room, 0))
+                started = await self._start(store, tasks, ids, len(own) + max(room, 0), opens)
                 room -= len(started) - len(ids)
                 found += started
         return found
 
-    async def _start(self, store: Store, tasks: Collection[str], ids: Sequence[str], hold: int) -> list[RemoteJob]:
+    async def _start(
+        self, store: Store, tasks: Collection[str], ids: Sequence[str], hold: int, opens: bool
+    ) -> list[RemoteJob]:
         """Start jobs of one shard. `hold`: how many it may have in all."""
         sent, send = time.monotonic(), self._client.send
         start = store.start(self.id, ids, hold=hold, lease=self.times.lease, cap=self._config.payload_cap)
@@ -217,6 +226,8 @@ class RemoteWorker:
         runs = [Run(replace(job, deaths=0), delivery) for job in fetched.jobs]
         known = Tasks({name: one for name, one in (await self._tasks(store, runs)).items() if name in tasks})
         for run in runs:
+            if opens:
+                _leave_sealed(run)
             run.outcome = await self._obstacle(run, known, tasks)
         await self._write(store, [run for run in runs if run.outcome is not None])
         begun = [run for run in runs if run.outcome is None]
@@ -273,6 +284,7 @@ class RemoteWorker:
             planned=job.planned,
             timeout=prepared.timeout,
             meta=parts.meta if prepared.payload.meta else Raw(b"{}"),
+            sealed=parts.sealed,
         )
 
     async def ready(self, length: float) -> bool:
@@ -395,6 +407,13 @@ class RemoteWorker:
 def _fetched(job_id: str, name: str, payload: bytes = b"") -> FetchedJob:
     """Return a run by its name."""
     return FetchedJob(job_id, int(name.partition(" ")[0] or 0), 0.0, payload, run=name)
+
+
+def _leave_sealed(run: Run) -> None:
+    """Have a run prepared without its sealed arguments, which only its worker can read."""
+    payload = read_payload(run.job)
+    if isinstance(payload, Payload) and payload.sealed is not None:
+        run.job = replace(run.job, opened=beside_seal(run.job.payload))
 
 
 def _checked(result: bytes) -> bytes | Failed:
