@@ -8,8 +8,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from evsched.errors import ConfigError
-from evsched.imports.imported import Imported, zone_name
-from evsched.imports.rule_text import both_days, field
+from evsched.imports.imported import Imported, both_days, field, zone_name
 
 _CARRIED: Final = ("queue",)
 """The options of an entry that a recurrence has too."""
