@@ -2,6 +2,9 @@
 import { randomBytes, randomUUID } from 'node:crypto'
 import { hostname } from 'node:os'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { CannotOpen } from './codec.js'
+
+export { Codec } from './codec.js'
 
 /** The API has refused a request: `status`, `code` for programs, and the message for people. */
 export class Problem extends Error {
@@ -119,6 +122,7 @@ export class Worker {
   #slots
   #wait
   #grace
+  #codec
   #onError
   #held = new Map() // id -> the run
   #changed = new Signal()
@@ -129,7 +133,8 @@ export class Worker {
   #lease = 10_000
   #done
 
-  constructor({ url, token, queue, tasks, concurrency = 1, name, wait = 30, grace = 30, onError = console.error }) {
+  constructor(options) {
+    const { url, token, queue, tasks, concurrency = 1, name, wait = 30, grace = 30, codec } = options
     this.name = name ?? newName()
     this.#http = new Http({ url, token, queue })
     this.#path = `/workers/${encodeURIComponent(this.name)}`
@@ -138,7 +143,8 @@ export class Worker {
     this.#slots = concurrency
     this.#wait = wait
     this.#grace = 1000 * grace
-    this.#onError = onError
+    this.#codec = codec
+    this.#onError = options.onError ?? console.error
   }
 
   /** Run jobs until `stop` is called and the last one has ended. Rejects if the API refuses the worker. */
@@ -176,7 +182,13 @@ export class Worker {
         await this.#changed.wait()
         continue
       }
-      const body = { tasks: this.#names, slots: this.#slots, holding: [...this.#held.keys()], wait: this.#wait }
+      const body = {
+        tasks: this.#names,
+        slots: this.#slots,
+        holding: [...this.#held.keys()],
+        wait: this.#wait,
+        sealed: this.#codec !== undefined,
+      }
       const timeout = 1000 * this.#wait + REPLY_TIMEOUT
       let reply
       try {
@@ -215,7 +227,7 @@ export class Worker {
   }
 
   async #complete(run) {
-    const end = await run.end(this.#tasks.get(run.job.task))
+    const end = await run.end(this.#tasks.get(run.job.task), this.#codec)
     if (!end || run.why === 'lost' || run.why === 'stopping') return
     const [how, body] = end
     const path = `${this.#path}/jobs/${encodeURIComponent(run.job.id)}`
@@ -289,8 +301,8 @@ class Run {
   }
 
   /** Run the handler; return the request that ends the run, and its body. */
-  async end(handler) {
-    const { run: _, timeout, ...job } = this.job
+  async end(handler, codec) {
+    const { run: _, sealed, timeout, ...job } = this.job
     const { signal } = this.#controller
     const progress = (done, total = null, note = '') => {
       if (![done, total ?? 0].every(Number.isFinite)) throw new TypeError('progress: give finite numbers')
@@ -300,11 +312,13 @@ class Run {
     const onTimeout = () => this.stop('timeout')
     const timer = timeout === null ? undefined : setTimeout(onTimeout, Math.min(1000 * timeout, LONGEST))
     try {
-      const working = Promise.resolve().then(() => handler({ ...job, timeout, signal, progress }))
+      const call = codec?.openCall(this.job) // before the handler begins
+      const working = Promise.resolve().then(() => handler({ ...job, ...call, timeout, signal, progress }))
       working.catch(() => {}) // it may end when nobody waits for it any more
       const result = await Promise.race([working, afterAbort(signal)])
       if (this.why) throw signal.reason
-      return ['complete', { result: checked(result) }]
+      const kept = checked(result)
+      return ['complete', { result: codec ? codec.sealResult(job.id, kept) : kept }]
     } catch (error) {
       return failure(this.why ? signal.reason : error)
     } finally {
@@ -337,7 +351,7 @@ function failure(error) {
   const isError = error instanceof Error
   const message = (isError ? error.message : String(error)).toWellFormed()
   const raised = isError ? { error: error.name.toWellFormed(), traceback: (error.stack ?? '').toWellFormed() } : {}
-  if (error instanceof GiveUp) return ['give-up', { reason: message }]
+  if (error instanceof GiveUp || error instanceof CannotOpen) return ['give-up', { reason: message }]
   if (error instanceof RetryLater) return ['retry', { reason: message, delay: error.seconds }]
   if (error instanceof Stopped) return ['retry', { reason: message }]
   return ['retry', { reason: isError ? `${error.name}: ${message}`.toWellFormed() : message, ...raised }]
