@@ -119,6 +119,8 @@ export class Client {
   status(id: string): Promise<Record<string, any>>
   /** Wait until a job has ended, for `timeout` seconds at most (default 60). */
   result(id: string, options?: { timeout?: number }): Promise<Ended>
+  /** Give a job that waits another due time: Unix seconds, ISO 8601 with an offset, or a Date. */
+  reschedule(id: string, due: number | string | Date): Promise<void>
   /** Cancel a job. */
   cancel(id: string): Promise<void>
 }

@@ -381,6 +381,10 @@ class Signal {
   }
 }
 
+function moment(due) {
+  return due instanceof Date ? due.toISOString() : due
+}
+
 /** Enqueues jobs, and looks them up. */
 export class Client {
   #http
@@ -393,9 +397,8 @@ export class Client {
 
   /** Enqueue a job; return its `id`, `queue` and `due`. A request that is repeated makes no second job. */
   enqueue(task, { args = [], due, ...options } = {}) {
-    const moment = due instanceof Date ? due.toISOString() : due
     const headers = { 'Idempotency-Key': randomUUID() }
-    return this.#call('POST', '/jobs', { task, args, due: moment, ...options }, headers)
+    return this.#call('POST', '/jobs', { task, args, due: moment(due), ...options }, headers)
   }
 
   /** Return where a job is, and its record. */
@@ -411,6 +414,11 @@ export class Client {
       const ended = await this.#call('GET', `/jobs/${encodeURIComponent(id)}/result?wait=${wait.toFixed(3)}`)
       if (ended.outcome !== null || performance.now() >= until) return ended
     }
+  }
+
+  /** Give a job that waits another due time. */
+  async reschedule(id, due) {
+    await this.#call('PATCH', `/jobs/${encodeURIComponent(id)}`, { due: moment(due) })
   }
 
   /** Cancel a job. */
