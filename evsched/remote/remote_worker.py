@@ -1,11 +1,11 @@
 """A worker in another process, for one of its requests.
 
 A fetch registers the worker and its tasks (`heartbeat`), starts jobs (`start`), and prepares each as our own workers
-do: a job that cannot run ends or is put off here. The others are marked as begun and returned. The command that waits
-for a job in Redis moves none, so nothing is lost with its reply.
+do: a job that cannot run ends or is put off here. The others are marked as begun and returned. While a fetch waits, it
+moves no job, so none is lost if the worker stops waiting.
 
-The reply to a fetch may be lost. Its jobs are then in the worker's list, and the next fetch returns all jobs in it that
-the worker does not name as its own.
+If the reply to a fetch is lost, the worker holds jobs that it does not know. So each fetch names the jobs that the
+worker knows, and also returns the others that it holds.
 
 A run is known to its worker by a token, which is the run's name in Redis and, if the job is in a shard, the shard.
 Redis compares it whenever a run ends or is kept alive.
@@ -122,7 +122,7 @@ def _task(name: str, policy: str | None) -> Task:
 
 
 class _Reads(RunStore):
-    """Answers the questions about jobs that may not begin now."""
+    """Reads from Redis whether a job may begin now."""
 
     def __init__(self, client: Client) -> None:
         self._send = client.send
@@ -172,7 +172,7 @@ class RemoteWorker:
         return [job_id for found in await self._renew(tasks, length, fresh=True) for job_id in found.stops]
 
     async def is_registered(self, tasks: Collection[str]) -> bool:
-        """Renew the lease in each shard; return False if it has ended since `register`, so the worker may be dead."""
+        """Renew the lease in each shard; return False if it had ended since `register`: the worker may have died."""
         return all(found.kept for found in await self._renew(tasks))
 
     async def _renew(self, tasks: Collection[str], length: float = 0.0, *, fresh: bool = False) -> list[Renewed]:
@@ -316,7 +316,7 @@ class RemoteWorker:
         return HeartbeatResult([job_id for job_id in stops if job_id not in lost], lost)
 
     async def complete(self, job_id: str, token: str, result: Raw) -> None:
-        """End a run that is done. A result that JSON cannot hold, or is too long, is no reason to run it again.
+        """End a run that is done. If its result is not JSON, or too long, the job is dead: it must not run again.
 
         Raises:
             RunGone: it is not this worker's any more.
