@@ -65,25 +65,34 @@ def rekey(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
 def conformance(
     *names: Annotated[str, Parameter(help="Scenes to run. Default: all.")],
     command: Annotated[str | None, Parameter(help="Starts the worker under test, such as 'node worker.mjs'.")] = None,
+    sealed: Annotated[
+        bool, Parameter(negative="", help="The scenes for workers that open encrypted jobs. Needs evsched[encryption].")
+    ] = False,
     list_: Annotated[bool, Parameter(name="--list", negative="", help="Print the scenes, and run none.")] = False,
     lease: Annotated[float, Parameter(help="Seconds after which a worker without heartbeats counts as dead.")] = 4.0,
 ) -> int:
-    """Test a worker in any language: run scenes against it, with a Redis and an API of its own, and print what fails.
+    """Test a worker in any language: run scenes against it, with a Redis of its own, and print what fails.
 
-    docs/conformance.md defines the tasks that the worker must have. The exit code is 1 if a scene fails.
+    docs/conformance.md says what the program must do. The exit code is 1 if a scene fails.
 
     Example: evsched conformance --command 'node worker.mjs'
     """
-    from evsched.conformance.kit import chosen, run_scenes
+    from evsched.conformance.kit import conform
+    from evsched.conformance.sealed_scenes import SEALED_SCENES, SealedStage
+    from evsched.conformance.stage import Stage
+    from evsched.conformance.worker_scenes import WORKER_SCENES
 
-    scenes = chosen(names)
     if list_:
-        for one in scenes:
-            print(f"{one.name:22} {one.expected}")
+        for options, scenes in (("--command", WORKER_SCENES), ("--command --sealed", SEALED_SCENES)):
+            print(f"{options}:")
+            for one in scenes:
+                print(f"  {one.name:20} {one.expected}")
         return 0
     if command is None:
-        raise UsageError("give the command that starts the worker: --command 'node worker.mjs'")
-    return run_scenes(command, scenes, lease)
+        raise UsageError("give the command that starts the worker, --command 'node worker.mjs'")
+    if sealed:
+        return conform(SealedStage(command, lease), SEALED_SCENES, names)
+    return conform(Stage(command, lease), WORKER_SCENES, names)
 
 
 def schema(

@@ -1,5 +1,5 @@
-"""Workers in other languages: the commands of docs/workers.md, the conformance kit, and a queue that Node and Python
-share under kills.
+"""Workers and producers in other languages: the commands of docs/workers.md, the conformance kit, and a queue that Node
+and Python share under kills.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from evsched.conformance.python_worker import app
-from evsched.conformance.scenes import SCENES
+from evsched.conformance.sealed_scenes import SEALED_SCENES
 from evsched.conformance.stage import SLOTS, Stage
+from evsched.conformance.worker_scenes import WORKER_SCENES
 from evsched.jobs.job import RetryFields
 from tests.service.test_api import like, serving
 from tests.support.api import WORK, WRITE
@@ -73,7 +74,8 @@ def without_run(text: str) -> Any:
 def test_our_own_worker_has_the_tasks_that_the_page_defines() -> None:
     page = (ROOT / "docs/conformance.md").read_text()
     assert set(re.findall(r"^\| `(\w+)\(", page, re.M)) == set(app.tasks)
-    assert len({scene.name for scene in SCENES}) == len(SCENES) > 45
+    for scenes, count in ((WORKER_SCENES, 48), (SEALED_SCENES, 10)):
+        assert len({scene.name for scene in scenes}) == len(scenes) == count
 
 
 def conformance(*words: str) -> subprocess.CompletedProcess[str]:
@@ -88,6 +90,14 @@ def conformance(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(600)
 def test_the_node_worker_passes_all_scenes() -> None:
     done = conformance("--command", NODE)
+    assert (done.returncode, "FAILED" in done.stdout) == (0, False), done.stdout + done.stderr
+
+
+@pytest.mark.extra
+@needs_node
+@pytest.mark.timeout(600)
+def test_the_node_worker_opens_and_seals() -> None:
+    done = conformance("--sealed", "--command", NODE)
     assert (done.returncode, "FAILED" in done.stdout) == (0, False), done.stdout + done.stderr
 
 
@@ -116,7 +126,12 @@ def test_the_kit_says_what_a_worker_does_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"), [(("nothing",), "there is no scene 'nothing'"), (("result",), "give the command that starts")]
+    ("words", "says"),
+    [
+        (("nothing", "--command", "env"), "there is no scene 'nothing'"),
+        (("result",), "give the command that starts"),
+        (("--command", "no-such-program x"), "there is no program 'no-such-program'"),
+    ],
 )
 def test_a_wrong_call_of_the_kit_is_explained(cli: Cli, words: tuple[str, ...], says: str) -> None:
     done = cli.run("conformance", *words)
@@ -163,7 +178,7 @@ def ended(stage: Stage) -> int:
 
 
 TYPED = """\
-import { Client, GiveUp, type Job, RetryLater, Worker } from './evsched.js'
+import { Client, Codec, GiveUp, type Job, RetryLater, Worker } from './evsched.js'
 const add = ({ args: [a, b], signal, progress }: Job): number => {
   progress(1, 2)
   signal.throwIfAborted()
@@ -175,6 +190,8 @@ worker.stop()
 const client = new Client({ url: 'http://x' })
 const scheduled = await client.enqueue('add', { args: [1, 2], due: new Date(), retry: { attempts: 2 } })
 const id: string = scheduled.id
+await client.reschedule(id, new Date())
+new Worker({ url: 'http://x', tasks: {}, codec: new Codec({ old: 'AAAA', new: new Uint8Array(32) }, { write: 'new' }) })
 // @ts-expect-error: there is no such option
 new Worker({ url: 'http://x', tasks: {}, slots: 2 })
 export { GiveUp, ended, id }
