@@ -68,28 +68,38 @@ def conformance(
     sealed: Annotated[
         bool, Parameter(negative="", help="The scenes for workers that open encrypted jobs. Needs evsched[encryption].")
     ] = False,
+    producer: Annotated[
+        str | None, Parameter(help="Starts a program that enqueues; it is tested, not a worker.")
+    ] = None,
     list_: Annotated[bool, Parameter(name="--list", negative="", help="Print the scenes, and run none.")] = False,
     lease: Annotated[float, Parameter(help="Seconds after which a worker without heartbeats counts as dead.")] = 4.0,
 ) -> int:
-    """Test a worker in any language: run scenes against it, with a Redis of its own, and print what fails.
+    """Test a worker or a producer in any language: run scenes against it, with a Redis of its own; print what fails.
 
     docs/conformance.md says what the program must do. The exit code is 1 if a scene fails.
 
     Example: evsched conformance --command 'node worker.mjs'
     """
     from evsched.conformance.kit import conform
+    from evsched.conformance.producer_scenes import PRODUCER_SCENES, ProducerStage
     from evsched.conformance.sealed_scenes import SEALED_SCENES, SealedStage
     from evsched.conformance.stage import Stage
     from evsched.conformance.worker_scenes import WORKER_SCENES
 
     if list_:
-        for options, scenes in (("--command", WORKER_SCENES), ("--command --sealed", SEALED_SCENES)):
+        for options, scenes in (
+            ("--command", WORKER_SCENES), ("--command --sealed", SEALED_SCENES), ("--producer", PRODUCER_SCENES)
+        ):  # fmt: skip
             print(f"{options}:")
             for one in scenes:
                 print(f"  {one.name:20} {one.expected}")
         return 0
+    if producer is not None:
+        if command is not None or sealed:
+            raise UsageError("--producer tests a program that enqueues: leave --command and --sealed out")
+        return conform(ProducerStage(producer, lease), PRODUCER_SCENES, names)
     if command is None:
-        raise UsageError("give the command that starts the worker, --command 'node worker.mjs'")
+        raise UsageError("give the command that starts the worker, --command 'node worker.mjs', or the --producer")
     if sealed:
         return conform(SealedStage(command, lease), SEALED_SCENES, names)
     return conform(Stage(command, lease), WORKER_SCENES, names)

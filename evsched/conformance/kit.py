@@ -1,6 +1,6 @@
-"""A scene, and how scenes are run: one after the other on one stage. For each that fails, it prints what was seen.
+"""A scene, and how scenes are run: one after the other on one stage. For each that fails, it prints the difference.
 
-`worker_scenes.py` and `sealed_scenes.py` have the scenes, in the order in which they play.
+`worker_scenes.py`, `sealed_scenes.py` and `producer_scenes.py` have the scenes, in the order in which they play.
 """
 
 from __future__ import annotations
