@@ -1,9 +1,9 @@
 // The program of docs/conformance.md.
 import { appendFileSync } from 'node:fs'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { GiveUp, RetryLater, Worker } from './evsched.js'
+import { Codec, GiveUp, RetryLater, Worker } from './evsched.js'
 
-const { CONFORMANCE_API, CONFORMANCE_TOKEN, CONFORMANCE_QUEUE, CONFORMANCE_LOG } = process.env
+const { CONFORMANCE_API, CONFORMANCE_TOKEN, CONFORMANCE_QUEUE, CONFORMANCE_LOG, CONFORMANCE_KEYS } = process.env
 const note = (what, { id, attempt }) => appendFileSync(CONFORMANCE_LOG, `${what} ${id} ${attempt}\n`)
 
 const tasks = {
@@ -49,6 +49,7 @@ const worker = new Worker({
   queue: CONFORMANCE_QUEUE,
   concurrency: Number(process.env.CONFORMANCE_SLOTS),
   grace: Number(process.env.CONFORMANCE_GRACE),
+  codec: CONFORMANCE_KEYS && new Codec(JSON.parse(CONFORMANCE_KEYS), { write: process.env.CONFORMANCE_KEY }),
   tasks,
 })
 process.once('SIGTERM', () => worker.stop())

@@ -41,8 +41,26 @@ export interface WorkerOptions extends Connection {
   wait?: number
   /** Seconds that `stop` leaves to the runs. Default: 30. */
   grace?: number
+  /** Opens sealed arguments, and seals results. Without one, jobs with sealed arguments are dead. */
+  codec?: Codec
   /** Called with errors that end no run and not the worker. Default: `console.error`. */
   onError?: (error: unknown) => void
+}
+
+/** Opens arguments that an app has encrypted or compressed, and seals results: docs/encryption.md. */
+export class Codec {
+  /** The keys by their ids, each 32 random bytes, or their base64. All of them read. */
+  constructor(
+    keys?: Record<string, string | Uint8Array>,
+    options?: {
+      /** The id of the key that encrypts results. Default: the only key. */
+      write?: string
+      /** Bytes from which on a result is compressed; Infinity: never. Default: 1024. */
+      compressAbove?: number
+      /** Whether jobs run whose arguments are not encrypted, or the tasks of which they do. Default: true. */
+      acceptPlain?: boolean | string[]
+    },
+  )
 }
 
 /** Runs the jobs of one queue. */
@@ -101,6 +119,8 @@ export class Client {
   status(id: string): Promise<Record<string, any>>
   /** Wait until a job has ended, for `timeout` seconds at most (default 60). */
   result(id: string, options?: { timeout?: number }): Promise<Ended>
+  /** Give a job that waits another due time: Unix seconds, ISO 8601 with an offset, or a Date. */
+  reschedule(id: string, due: number | string | Date): Promise<void>
   /** Cancel a job. */
   cancel(id: string): Promise<void>
 }

@@ -2,6 +2,9 @@
 import { randomBytes, randomUUID } from 'node:crypto'
 import { hostname } from 'node:os'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { CannotOpen } from './codec.js'
+
+export { Codec } from './codec.js'
 
 /** The API has refused a request: `status`, `code` for programs, and the message for people. */
 export class Problem extends Error {
@@ -23,6 +26,7 @@ export class RetryLater extends Error {
   name = 'RetryLater'
   constructor(seconds, message = `again in ${seconds} s`) {
     super(message)
+    check('RetryLater', { seconds }, Number.isFinite, 'a number of seconds')
     this.seconds = seconds
   }
 }
@@ -42,12 +46,16 @@ const REPLY_TIMEOUT = 15_000 // the server tries for 5 s while Redis is down
 const STOP_PATIENCE = 10_000 // for a handler to obey its signal
 const LONGEST = 2 ** 31 - 1 // of a timer: 24 days
 const REPORT_EVERY = 500 // a loop that reports each row must not send each
+const REASON_MOST = 2000 // characters: the server keeps less, and refuses a request that is too long
+const TRACEBACK_MOST = 20_000
 
 class Http {
   #base
   #headers
 
-  constructor({ url, token, queue = 'default' }) {
+  constructor(of, { url, token, queue = 'default' }) {
+    const isUrl = (text) => /^https?:\/\/./.test(text) && URL.canParse(text)
+    check(of, { url }, isUrl, 'where evsched api is: http://HOST:PORT')
     this.#base = `${url.replace(/\/+$/, '')}/v1/queues/${encodeURIComponent(queue)}`
     this.#headers = { 'Content-Type': 'application/json', Accept: 'application/json' }
     if (token) this.#headers.Authorization = `Bearer ${token}`
@@ -56,17 +64,18 @@ class Http {
   /** Send a request until it is answered, at most for `patience` ms; return the JSON of the reply. */
   async call(method, path, body, { signal, patience = Infinity, timeout = REPLY_TIMEOUT, headers = {} } = {}) {
     const until = performance.now() + patience
+    const text = body && json(body)
     for (let pause = FIRST_PAUSE; ; pause = Math.min(2 * pause, LONGEST_PAUSE)) {
       let failure
       let rest = pause * (0.5 + Math.random())
       try {
-        const request = { method, headers: { ...this.#headers, ...headers }, body: body && JSON.stringify(body) }
-        const [response, text] = await within(timeout, signal, async (limit) => {
+        const request = { method, headers: { ...this.#headers, ...headers }, body: text }
+        const [response, reply] = await within(timeout, signal, async (limit) => {
           const answer = await fetch(this.#base + path, { ...request, signal: limit })
           return [answer, await answer.text()]
         })
-        if (response.ok) return text && JSON.parse(text)
-        failure = new Problem(response.status, parsed(text))
+        if (response.ok) return reply && JSON.parse(reply)
+        failure = new Problem(response.status, parsed(reply))
         const isPassing = response.status >= 500 || response.status === 429 || response.status === 408
         if (!isPassing) throw failure
         rest = Math.max(rest, 1000 * (Number(response.headers.get('Retry-After')) || 0))
@@ -96,6 +105,29 @@ async function within(milliseconds, signal, send) {
   }
 }
 
+/** Return a value as JSON, unless that would change it in silence. */
+function json(value) {
+  return JSON.stringify(value, (key, part) => {
+    if (typeof part === 'number' && !Number.isFinite(part)) throw new TypeError(`${part} is not a number of JSON`)
+    return part
+  })
+}
+
+/** Throw TypeError if an option is not what it should be. */
+function check(of, option, isRight, wanted) {
+  const [[name, value]] = Object.entries(option)
+  if (!isRight(value)) throw new TypeError(`${of}: ${name} is ${String(value).slice(0, 100)}: give ${wanted}`)
+}
+
+function checkNames(of, rest) {
+  const [name] = Object.keys(rest)
+  if (name !== undefined) throw new TypeError(`${of}: there is no option ${name}`)
+}
+
+function between(least, most) {
+  return (value) => typeof value === 'number' && value >= least && value <= most
+}
+
 function parsed(text) {
   try {
     return JSON.parse(text)
@@ -119,6 +151,7 @@ export class Worker {
   #slots
   #wait
   #grace
+  #codec
   #onError
   #held = new Map() // id -> the run
   #changed = new Signal()
@@ -129,16 +162,24 @@ export class Worker {
   #lease = 10_000
   #done
 
-  constructor({ url, token, queue, tasks, concurrency = 1, name, wait = 30, grace = 30, onError = console.error }) {
+  constructor(options) {
+    const { url, token, queue, tasks, concurrency = 1, name, wait = 30, grace = 30, codec, onError, ...rest } = options
+    checkNames('Worker', rest)
+    check('Worker', { concurrency }, (count) => Number.isInteger(count) && between(1, 100)(count), '1 to 100')
+    check('Worker', { wait }, between(0, 60), '0 to 60 s')
+    check('Worker', { grace }, between(0, LONGEST / 1000), 'a number of seconds')
+    const hasHandlers = (map) => Object(map) === map && Object.values(map).every((one) => typeof one === 'function')
+    check('Worker', { tasks }, hasHandlers, 'an object with a handler for each task')
     this.name = name ?? newName()
-    this.#http = new Http({ url, token, queue })
+    this.#http = new Http('Worker', { url, token, queue })
     this.#path = `/workers/${encodeURIComponent(this.name)}`
     this.#tasks = new Map(Object.entries(tasks))
     this.#names = [...this.#tasks.keys()]
     this.#slots = concurrency
     this.#wait = wait
     this.#grace = 1000 * grace
-    this.#onError = onError
+    this.#codec = codec
+    this.#onError = onError ?? console.error
   }
 
   /** Run jobs until `stop` is called and the last one has ended. Rejects if the API refuses the worker. */
@@ -176,7 +217,13 @@ export class Worker {
         await this.#changed.wait()
         continue
       }
-      const body = { tasks: this.#names, slots: this.#slots, holding: [...this.#held.keys()], wait: this.#wait }
+      const body = {
+        tasks: this.#names,
+        slots: this.#slots,
+        holding: [...this.#held.keys()],
+        wait: this.#wait,
+        sealed: this.#codec !== undefined,
+      }
       const timeout = 1000 * this.#wait + REPLY_TIMEOUT
       let reply
       try {
@@ -215,7 +262,7 @@ export class Worker {
   }
 
   async #complete(run) {
-    const end = await run.end(this.#tasks.get(run.job.task))
+    const end = await run.end(this.#tasks.get(run.job.task), this.#codec)
     if (!end || run.why === 'lost' || run.why === 'stopping') return
     const [how, body] = end
     const path = `${this.#path}/jobs/${encodeURIComponent(run.job.id)}`
@@ -289,8 +336,8 @@ class Run {
   }
 
   /** Run the handler; return the request that ends the run, and its body. */
-  async end(handler) {
-    const { run: _, timeout, ...job } = this.job
+  async end(handler, codec) {
+    const { run: _, sealed, timeout, ...job } = this.job
     const { signal } = this.#controller
     const progress = (done, total = null, note = '') => {
       if (![done, total ?? 0].every(Number.isFinite)) throw new TypeError('progress: give finite numbers')
@@ -300,11 +347,13 @@ class Run {
     const onTimeout = () => this.stop('timeout')
     const timer = timeout === null ? undefined : setTimeout(onTimeout, Math.min(1000 * timeout, LONGEST))
     try {
-      const working = Promise.resolve().then(() => handler({ ...job, timeout, signal, progress }))
+      const call = codec?.openCall(this.job) // before the handler begins
+      const working = Promise.resolve().then(() => handler({ ...job, ...call, timeout, signal, progress }))
       working.catch(() => {}) // it may end when nobody waits for it any more
       const result = await Promise.race([working, afterAbort(signal)])
       if (this.why) throw signal.reason
-      return ['complete', { result: checked(result) }]
+      const kept = checked(result)
+      return ['complete', { result: codec ? codec.sealResult(job.id, kept) : kept }]
     } catch (error) {
       return failure(this.why ? signal.reason : error)
     } finally {
@@ -320,13 +369,9 @@ function afterAbort(signal) {
   })
 }
 
-/** Return a result, unless JSON would change it in silence. */
 function checked(result) {
   try {
-    JSON.stringify(result, (key, value) => {
-      if (typeof value === 'number' && !Number.isFinite(value)) throw new TypeError(`${value} is not a number of JSON`)
-      return value
-    })
+    json(result)
   } catch (error) {
     throw new GiveUp(`the result is not JSON: ${error.message}`)
   }
@@ -335,9 +380,10 @@ function checked(result) {
 
 function failure(error) {
   const isError = error instanceof Error
-  const message = (isError ? error.message : String(error)).toWellFormed()
-  const raised = isError ? { error: error.name.toWellFormed(), traceback: (error.stack ?? '').toWellFormed() } : {}
-  if (error instanceof GiveUp) return ['give-up', { reason: message }]
+  const message = (isError ? error.message : String(error)).slice(0, REASON_MOST).toWellFormed()
+  const traceback = String((isError && error.stack) || '').slice(-TRACEBACK_MOST).toWellFormed()
+  const raised = isError ? { error: error.name.toWellFormed(), traceback } : {}
+  if (error instanceof GiveUp || error instanceof CannotOpen) return ['give-up', { reason: message }]
   if (error instanceof RetryLater) return ['retry', { reason: message, delay: error.seconds }]
   if (error instanceof Stopped) return ['retry', { reason: message }]
   return ['retry', { reason: isError ? `${error.name}: ${message}`.toWellFormed() : message, ...raised }]
@@ -367,21 +413,26 @@ class Signal {
   }
 }
 
+function moment(due) {
+  return due instanceof Date ? due.toISOString() : due
+}
+
 /** Enqueues jobs, and looks them up. */
 export class Client {
   #http
   #patience
 
-  constructor({ url, token, queue, patience = 30 }) {
-    this.#http = new Http({ url, token, queue })
+  constructor({ url, token, queue, patience = 30, ...rest }) {
+    checkNames('Client', rest)
+    check('Client', { patience }, (seconds) => seconds >= 0, 'a number of seconds')
+    this.#http = new Http('Client', { url, token, queue })
     this.#patience = 1000 * patience
   }
 
   /** Enqueue a job; return its `id`, `queue` and `due`. A request that is repeated makes no second job. */
   enqueue(task, { args = [], due, ...options } = {}) {
-    const moment = due instanceof Date ? due.toISOString() : due
     const headers = { 'Idempotency-Key': randomUUID() }
-    return this.#call('POST', '/jobs', { task, args, due: moment, ...options }, headers)
+    return this.#call('POST', '/jobs', { task, args, due: moment(due), ...options }, headers)
   }
 
   /** Return where a job is, and its record. */
@@ -397,6 +448,11 @@ export class Client {
       const ended = await this.#call('GET', `/jobs/${encodeURIComponent(id)}/result?wait=${wait.toFixed(3)}`)
       if (ended.outcome !== null || performance.now() >= until) return ended
     }
+  }
+
+  /** Give a job that waits another due time. */
+  async reschedule(id, due) {
+    await this.#call('PATCH', `/jobs/${encodeURIComponent(id)}`, { due: moment(due) })
   }
 
   /** Cancel a job. */

@@ -280,6 +280,9 @@ class FetchJobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Meta(max_length=100, description="The ids of the jobs that it has. Others that it holds are returned again."),
     ] = []
     wait: Annotated[float, Meta(ge=0, le=WAIT_MOST, description="Seconds to wait for a job.")] = 0.0
+    sealed: Annotated[
+        bool, Meta(description="The worker opens sealed arguments. If not, jobs that have some are dead.")
+    ] = False
 
 
 class KeepRuns(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,7 +21,7 @@ async def fetch(request: ApiRequest, body: requests.FetchJobs) -> replies.Fetche
     """Get jobs to run; wait for one if the body says so."""
     worker = _known(request, body.tasks)
     await worker.register(body.tasks, body.wait)
-    jobs = await worker.fetch(body.tasks, body.slots, body.holding)
+    jobs = await worker.fetch(body.tasks, body.slots, body.holding, opens=body.sealed)
     if not jobs and body.wait:
         jobs = await request.fetches.wait(request.http, _first_jobs(request, worker, body)) or []
     return replies.FetchedJobs(jobs, worker.times.heartbeat, worker.times.lease)
@@ -40,7 +40,7 @@ async def _first_jobs(request: ApiRequest, worker: RemoteWorker, body: requests.
         while not jobs and await worker.ready(until - time.monotonic()):
             if not await worker.is_registered(body.tasks):
                 break  # it held jobs and sent no heartbeat for them: it hangs, or it fetches again
-            jobs = await worker.fetch(body.tasks, body.slots, body.holding)
+            jobs = await worker.fetch(body.tasks, body.slots, body.holding, opens=body.sealed)
         return jobs
     finally:
         turn.release()

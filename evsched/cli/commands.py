@@ -90,11 +90,11 @@ FAMILIES: Final = {
     "Upkeep": {
         "doctor": "doctor_commands:doctor",
         "lease": "policy_commands:lease",
-        "rekey": "codec_commands:rekey",
-        "schema": "run_commands:schema",
-        "script": "run_commands:script",
-        "conformance": "run_commands:conformance",
-        "completion": "run_commands:completion",
+        "rekey": "upkeep_commands:rekey",
+        "schema": "upkeep_commands:schema",
+        "script": "upkeep_commands:script",
+        "conformance": "upkeep_commands:conformance",
+        "completion": "upkeep_commands:completion",
     },
 }
 """The commands by family: the name of each, and its function or App below evsched.cli."""
@@ -174,7 +174,7 @@ def build(names: Iterable[str] = COMMANDS) -> App:
     from cyclopts import App
 
     root = App(name="evsched", version=evsched.__version__, suppress_keyboard_interrupt=False, help_format="markdown")
-    everything = {**COMMANDS, INSTALL_COMPLETION: "run_commands:install_completion"}
+    everything = {**COMMANDS, INSTALL_COMPLETION: "upkeep_commands:install_completion"}
     for name in names:
         root.command(f"evsched.cli.{everything[name]}", name=name)
     return root

@@ -1,8 +1,4 @@
-"""The commands that run: dispatcher, worker, api, dev, demo, conformance; and others that print text for programs.
-
-`schema` prints the JSON Schema of the records that clients write to Redis, `completion` a script for tab completion,
-which `--install-completion` saves.
-"""
+"""The commands that run: dispatcher, worker, dev, demo, api, mcp."""
 
 from __future__ import annotations
 
@@ -11,13 +7,12 @@ import shlex
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from evsched.cli import output
-from evsched.cli.commands import UsageError, build
+from evsched.cli.commands import UsageError
 from evsched.cli.options import (
     Queues,
     Url,
@@ -29,15 +24,11 @@ from evsched.cli.options import (
     who_acts,
     whole,
 )
-from evsched.client.wire_schema import Written, wire_schema
 from evsched.config import Config, variable
 from evsched.environment import as_environment
-from evsched.errors import EvschedError
-from evsched.store.client_calls import signal_script
 from evsched.transport import address
 
 Module = Annotated[str, Parameter(name="MODULE:APP", help="Where the app is: tasks:app is `app` in tasks.py.")]
-Shell = Literal["bash", "zsh", "fish"]
 _DEFAULT = Config().url
 
 
@@ -241,88 +232,3 @@ def mcp(
     except ImportError:
         raise missing() from None
     run_mcp(config, who_acts(config.url), write=write)
-
-
-def conformance(
-    *names: Annotated[str, Parameter(help="Scenes to run. Default: all.")],
-    command: Annotated[str | None, Parameter(help="Starts the worker under test, such as 'node worker.mjs'.")] = None,
-    list_: Annotated[bool, Parameter(name="--list", negative="", help="Print the scenes, and run none.")] = False,
-    lease: Annotated[float, Parameter(help="Seconds after which a worker without heartbeats counts as dead.")] = 4.0,
-) -> int:
-    """Test a worker in any language: run scenes against it, with a Redis and an API of its own, and print what fails.
-
-    docs/conformance.md defines the tasks that the worker must have. The exit code is 1 if a scene fails.
-
-    Example: evsched conformance --command 'node worker.mjs'
-    """
-    from evsched.conformance.kit import chosen, run_scenes
-
-    scenes = chosen(names)
-    if list_:
-        for one in scenes:
-            print(f"{one.name:22} {one.expected}")
-        return 0
-    if command is None:
-        raise UsageError("give the command that starts the worker: --command 'node worker.mjs'")
-    return run_scenes(command, scenes, lease)
-
-
-def schema(
-    of: Annotated[
-        Written | None, Parameter(help="What it is for. Default: one document with the definitions of all.")
-    ] = None,
-    /,
-) -> None:
-    """Print the JSON Schema of the records that clients write to Redis: payloads, inline jobs, recurrences.
-
-    The dialect is 2020-12. docs/protocol.md says where each is written.
-
-    Example: evsched schema payload > payload.schema.json
-    """
-    output.as_json(wire_schema(of))
-
-
-def script(
-    name: Annotated[Literal["signal"], Parameter(help="The verb.")],
-    /,
-) -> None:
-    """Print the Lua script with which other Redis clients send signals to jobs.
-
-    docs/protocol.md has its arguments and replies.
-
-    Example: evsched script signal | redis-cli -x SCRIPT LOAD
-    """
-    assert name == "signal"
-    print(signal_script())
-
-
-def completion(shell: Annotated[Shell, Parameter(help="The shell.")], /) -> None:
-    """Print a script for tab completion of commands, flags and their choices.
-
-    `evsched --install-completion` saves it where your shell looks for it.
-
-    Example: evsched completion bash > /usr/share/bash-completion/completions/evsched
-    """
-    print(build().generate_completion(shell=shell))
-
-
-def install_completion(
-    *,
-    shell: Annotated[Shell | None, Parameter(help="Your shell. Default: the one that runs this command.")] = None,
-) -> None:
-    """Save the script for tab completion where your shell looks for it.
-
-    For bash and zsh it also adds a line to ~/.bashrc or ~/.zshrc which loads the script. In ~/.zshrc, `compinit` must
-    follow that line.
-
-    Example: evsched --install-completion --shell zsh
-    """
-    from cyclopts.completion import ShellDetectionError
-
-    try:
-        saved = build().install_completion(shell=shell)
-    except ShellDetectionError:
-        raise UsageError("--install-completion: your shell was not recognised: add --shell bash, zsh or fish") from None
-    except OSError as error:
-        raise EvschedError(f"the script cannot be saved: {error.strerror}: {error.filename}") from None
-    print(f"saved {saved}; start a new shell to use it")

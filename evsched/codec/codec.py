@@ -185,7 +185,9 @@ def _decompressed(data: bytes) -> bytes:
 
 def _checked_id(name: Any) -> str:
     if not isinstance(name, str) or not _KEY_ID.fullmatch(name):
-        raise ConfigError(f"Codec: {name!r:.100} is no id of a key: give 1 to 64 of A-Z a-z 0-9 . _ -, such as 2026-11")
+        raise ConfigError(
+            f"Codec: {name!r:.100} is not an id for a key: give 1 to 64 of A-Z a-z 0-9 . _ -, such as 2026-11"
+        )
     return name
 
 

@@ -3,7 +3,7 @@
 A pass reads every place where a sealed value can lie: the records of jobs, whatever place these are in; the payloads of
 light jobs; inline jobs on the schedule; recurrences; and the nodes of graphs. `rekey_rows` reads the ledger. A value is
 written only if it is still as it was read, so a pass may end anywhere, and another one does the rest.
-docs/encryption.md says what no pass reads.
+docs/encryption.md lists the places that no pass reads.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Resealed(Struct):
 class Rekey:
     """Passes over queues and their shards, until one finds nothing to do.
 
-    `step` makes one short step; the client that performs it has the codec.
+    `step` makes one short step; the client that performs it must have the codec.
 
     Raises:
         ConfigError: the codec has no key to write.
@@ -201,7 +201,7 @@ class Resealing:
         result.why |= dict(self._unopened)
 
     async def value(self, kept: Kept) -> bytes:
-        """Return a value as it should be."""
+        """Return a value with all sealed values in it sealed again."""
         if kept.kind == "node":
             fields = msgspec.json.decode(kept.value, type=dict[str, Raw])
             payload = await self.payload(bytes(fields["payload"]))
@@ -238,7 +238,7 @@ class Resealing:
         return encode(replaced(value, again.__getitem__))
 
     async def _again(self, about: About, sealed: Sealed, *, fixed: bool = False) -> Sealed:
-        """Return a value sealed with the newest key; as it is if it is already, or cannot be opened."""
+        """Return a value sealed with the newest key; unchanged if it has that key already, or cannot be opened."""
         if self._codec.is_current(sealed):
             return sealed
         try:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from typing import Any
 
 from evsched.app import App
+from evsched.codec import Codec
 from evsched.jobs.current_job import CurrentJob, current_job
 from evsched.jobs.steering import GiveUp, RetryLater
 
-app = App(queue=os.environ.get("CONFORMANCE_QUEUE", "conformance"))
+_keys = os.environ.get("CONFORMANCE_KEYS")
+_codec = Codec(json.loads(_keys), write=os.environ["CONFORMANCE_KEY"]) if _keys else None
+
+app = App(queue=os.environ.get("CONFORMANCE_QUEUE", "conformance"), codec=_codec)
 
 
 def _note(what: str, job: CurrentJob) -> None:

@@ -1,7 +1,7 @@
-"""The stage of the scenes: a Redis, a dispatcher and an API of its own, and the programs under test.
+"""The stage of the scenes: a Redis, a dispatcher and an API of its own, and workers.
 
-A program learns from its environment where these are. It says what its handlers do in a file, to which each of them
-appends lines: so a scene sees every run, also of a program that was killed.
+A worker learns from its environment where these are. Its handlers append lines to a file, so a scene sees every run,
+also of a worker that was killed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,7 +25,7 @@ from evsched import keys
 from evsched.client.client import SyncClient
 from evsched.client.new_job import JobOptions, new_job
 from evsched.demo import service
-from evsched.errors import CannotStart
+from evsched.errors import CannotStart, ConfigError
 from evsched.jobs.job import encode
 from evsched.jobs.record import JobStatus
 from evsched.store import server as server_calls
@@ -34,10 +35,10 @@ from evsched.transport.embedded import EmbeddedRedis
 QUEUE: Final = "conformance"
 
 SLOTS: Final = 4
-"""How many jobs a program may run at the same time."""
+"""How many jobs a worker may run at the same time."""
 
 GRACE: Final = 2.0
-"""Seconds that a program leaves to its runs when it is asked to end."""
+"""Seconds that a worker leaves to its runs when it is asked to end."""
 
 PATIENCE: Final = 30.0
 """Seconds for an event that should come at once: a busy machine takes some of them to start a program."""
@@ -58,16 +59,31 @@ class Unexpected(Exception):
     """A scene has seen something else than it expects."""
 
 
-class ProgramUnderTest:
-    """One process under test, with all that it starts.
+def words_of(command: str) -> list[str]:
+    """Return the words of a command.
 
-    It is not waited for before it is killed: until then, no other process has its number.
+    Raises:
+        ConfigError: its quotes are not balanced, or there is no such program.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(f"the command {command!r} cannot be read: {error}") from None
+    if not words or shutil.which(words[0]) is None:
+        raise ConfigError(f"there is no program {words[0] if words else ''!r}: correct the command {command!r}")
+    return words
+
+
+class ProgramUnderTest:
+    """A worker's process, with all that it starts.
+
+    It is waited for only after it was killed, so that no other process gets its number before.
     """
 
     def __init__(self, command: str, environment: Mapping[str, str], output: Path) -> None:
         with output.open("ab") as log:
             self._child = subprocess.Popen(
-                shlex.split(command), env=environment, stdout=log, stderr=log, start_new_session=True
+                words_of(command), env=environment, stdout=log, stderr=log, start_new_session=True
             )
 
     @property
@@ -89,11 +105,21 @@ class ProgramUnderTest:
 
 
 class Stage:
-    """All that a scene may use. The program under test is started before each scene, if it does not run."""
+    """All that a scene may use. The worker is started before each scene, if it does not run.
 
-    def __init__(self, command: str, lease: float) -> None:
+    `command` starts it. `environment`: more variables for it.
+
+    Raises:
+        ConfigError: the command or the lease is not valid.
+    """
+
+    def __init__(self, command: str, lease: float, **environment: str) -> None:
+        words_of(command)
+        if not 0.5 <= lease <= 3600:
+            raise ConfigError(f"--lease is {lease:g}: give 0.5 to 3600 s")
         self.lease = lease
         self._command = command
+        self._environment = environment
         self._stack = ExitStack()
         self._api = ExitStack()
         self._token = secrets.token_urlsafe(32)
@@ -144,9 +170,10 @@ class Stage:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self._port)) == 0
 
-    def start(self, command: str = "") -> ProgramUnderTest:
-        """Start one more program under test, or another command."""
-        environment = {
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of a program: it says where all is."""
+        return {
             **os.environ,
             "CONFORMANCE_API": f"http://127.0.0.1:{self._port}",
             "CONFORMANCE_TOKEN": self._token,
@@ -158,14 +185,18 @@ class Stage:
             "EVSCHED_URL": self.redis.url,
             "EVSCHED_CONCURRENCY": str(SLOTS),
             "EVSCHED_SHUTDOWN_GRACE": f"{GRACE:g}",
+            **self._environment,
         }
+
+    def start(self, command: str = "") -> ProgramUnderTest:
+        """Start one more worker, or another command."""
         self.log.touch()
-        program = ProgramUnderTest(command or self._command, environment, self.output)
+        program = ProgramUnderTest(command or self._command, self.environment, self.output)
         self.programs.append(program)
         return program
 
     def keep_running(self) -> None:
-        """Start a program, unless one runs."""
+        """Start a worker, unless one runs."""
         for program in [one for one in self.programs if not one.runs]:
             program.signal(signal.SIGKILL)  # what it has left behind
             self.programs.remove(program)
@@ -181,6 +212,7 @@ class Stage:
     def start_over(self) -> None:
         """Kill the programs and delete all jobs, after a scene that failed."""
         self.kill()
+        self.output.unlink(missing_ok=True)
         self.client.send(Call(("FLUSHALL",), bool))
         self.client.send(server_calls.set_lease(self.lease))
 
@@ -220,6 +252,14 @@ class Stage:
 
         return self.until(look, f"{job_id} ends", within, lambda: _summary(self.status(job_id)))
 
+    def dead(self, job_id: str, *words: str, within: float = PATIENCE) -> JobStatus:
+        """Wait until a job is dead; its reason must contain these words."""
+        status = self.ended(job_id, within)
+        expect(status.outcome, "dead", f"the outcome of {job_id}")
+        for word in words:
+            require(word in (status.reason or ""), f"the reason is {status.reason!r}, without {word!r}")
+        return status
+
     def result(self, task: str, *args: Any, **options: Unpack[JobOptions]) -> Any:
         """Run a job, and return its result."""
         status = self.ended(self.enqueue(task, *args, **options))
@@ -256,7 +296,8 @@ class Stage:
         end = time.monotonic() + within
         while not (found := look()):
             if time.monotonic() > end:
-                raise Unexpected(f"{event} within {within:g} s: {seen()}")
+                ended = "" if all(one.runs for one in self.programs) else "; the program under test has ended"
+                raise Unexpected(f"{event} within {within:g} s: {seen()}{ended}")
             time.sleep(_LOOK)
         return found
 

@@ -104,8 +104,10 @@ def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prep
     if task is None:
         return _expired(job, payload, now) or NoTask(payload)
     if payload.sealed is not None:
-        why = f"its arguments are sealed, {payload.sealed}, and the app of this worker has no codec: give it one, and "
-        return _expired(job, payload, now) or Buried(shorten(why + "revive the job"), payload.reply)
+        why = (
+            f"its arguments are sealed, {payload.sealed}, and this worker has no codec: give it one, and revive the job"
+        )
+        return _expired(job, payload, now) or Buried(shorten(why), payload.reply)
     try:
         policy = task.policy(payload)
         args, kwargs = task.bind(payload)

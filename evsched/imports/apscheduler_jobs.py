@@ -8,8 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from evsched.errors import ConfigError
-from evsched.imports.imported import Imported, digest, zone_name
-from evsched.imports.rule_text import both_days, field
+from evsched.imports.imported import Imported, both_days, digest, field, zone_name
 
 _RANGES: Final = {"day": (1, 31), "month": (1, 12), "day_of_week": (0, 6), "hour": (0, 23)}
 _SIXTY: Final = (0, 59)

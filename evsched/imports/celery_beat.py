@@ -8,8 +8,7 @@ from datetime import timedelta
 from typing import Any, cast
 
 from evsched.errors import ConfigError
-from evsched.imports.imported import Call, Imported, zone_name
-from evsched.imports.rule_text import both_days, field
+from evsched.imports.imported import Call, Imported, both_days, field, zone_name
 
 
 def read_beat(app: Any, found: Imported) -> None:

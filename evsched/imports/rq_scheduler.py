@@ -19,8 +19,7 @@ from msgspec import Struct
 
 from evsched.client.client import SyncClient
 from evsched.errors import ConfigError
-from evsched.imports.imported import Imported
-from evsched.imports.rule_text import both_days
+from evsched.imports.imported import Imported, both_days
 from evsched.recurrence.cron import ALIASES
 from evsched.store.queue import as_scores
 from evsched.transport.call import Call, raw

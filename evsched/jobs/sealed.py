@@ -41,7 +41,7 @@ class Sealed(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is sealed in no way, and so may stand for itself."""
+        """Whether it is neither encrypted, nor compressed, nor in a store."""
         return not (self.key or self.zip or self.ref)
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class PayloadCodec(Protocol):
         ...
 
     async def put(self, sealed: Sealed) -> Sealed:
-        """Put the data of a value into the store if it is large; return what stands for it."""
+        """Put the data of a value into the store if it is large; return the value as Redis keeps it."""
         ...
 
     async def get(self, sealed: Sealed) -> Sealed:
@@ -129,7 +129,7 @@ async def put_value(codec: PayloadCodec, about: About, text: bytes) -> bytes:
 
 
 def _written(text: bytes, sealed: Sealed) -> bytes:
-    """Return a value as Redis has it. One that looks as if it were sealed never stands for itself."""
+    """Return a value as Redis has it. One with the mark in it is sealed in any case: readers would open it."""
     return text if sealed.is_plain and _MARK not in text else _encode({MARK: sealed})
 
 
@@ -170,7 +170,7 @@ async def open_value(codec: PayloadCodec, about: About, sealed: Sealed) -> bytes
 
 
 def seal_call(codec: PayloadCodec, payload: bytes, of: str, *, fixed: bool = False) -> tuple[dict[str, Raw], Sealed]:
-    """Return the fields of a payload without its arguments, and these sealed. `of`: the job; "" = any."""
+    """Return the fields of a payload but its arguments, and its arguments sealed. `of`: the job; "" = any."""
     fields = _fields(payload)
     args, kwargs = (bytes(fields.pop(name, empty)) for name, empty in (("args", Raw(b"[]")), ("kwargs", Raw(b"{}"))))
     about = About("arguments", _decode(fields["task"]), of)
@@ -197,6 +197,11 @@ def seal_fixed(codec: PayloadCodec, payload: bytes) -> bytes:
         return payload
     fields, sealed = seal_call(codec, payload, "", fixed=True)
     return payload if sealed.is_plain else with_seal(fields, sealed)
+
+
+def beside_seal(payload: bytes) -> bytes:
+    """Return a payload without its sealed arguments, for a worker that opens these itself."""
+    return _encode({name: value for name, value in _fields(payload).items() if name != "sealed"})
 
 
 async def open_payload(codec: PayloadCodec, payload: bytes, of: str) -> bytes:
@@ -304,7 +309,7 @@ def is_sealed_payload(value: Any) -> bool:
 
 
 def masked(value: Any) -> Any:
-    """Return a payload, or another value, of JSON as readers without the key get it: no ciphertext, but what it is."""
+    """Return a payload, or another value, of JSON as readers without the key get it: without ciphertexts."""
     found = replaced(value, str, _DEPTH + 2)
     if not is_sealed_payload(found):
         return found

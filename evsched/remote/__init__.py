@@ -1,4 +1,4 @@
-"""Workers of other languages, which speak HTTP: what each of their requests does, in the calls of our own workers.
+"""Workers in other languages, over HTTP: each of their requests, made of the calls of our own workers.
 
 `remote_worker.py` is all of it; `evsched/api/worker_handlers.py` calls it, and nothing in the core imports it. The
 lease and the jobs of such a worker are in Redis, under its own name. So any API process serves its next request, and a

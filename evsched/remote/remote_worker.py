@@ -1,11 +1,11 @@
 """A worker in another process, for one of its requests.
 
 A fetch registers the worker and its tasks (`heartbeat`), starts jobs (`start`), and prepares each as our own workers
-do: a job that cannot run ends or is put off here. The others are marked as begun and returned. The command that waits
-for a job in Redis moves none, so nothing is lost with its reply.
+do: a job that cannot run ends or is put off here. The others are marked as begun and returned. While a fetch waits, it
+moves no job, so none is lost if the worker stops waiting.
 
-The reply to a fetch may be lost. Its jobs are then in the worker's list, and the next fetch returns all jobs in it that
-the worker does not name as its own.
+If the reply to a fetch is lost, the worker holds jobs that it does not know. So each fetch names the jobs that the
+worker knows, and also returns the others that it holds.
 
 A run is known to its worker by a token, which is the run's name in Redis and, if the job is in a shard, the shard.
 Redis compares it whenever a run ends or is kept alive.
@@ -35,6 +35,7 @@ from evsched.jobs.current_job import Progress
 from evsched.jobs.job import Buried, Deferred, FetchedJob, Outcome, Payload, decode, is_not_finite
 from evsched.jobs.record import number, unknown_since
 from evsched.jobs.retry import NAME_MOST, Retry, read_policy, task_of
+from evsched.jobs.sealed import Sealed, beside_seal
 from evsched.jobs.tasks import Task, Tasks, define
 from evsched.keys import NAME
 from evsched.lease import Times
@@ -61,7 +62,7 @@ _UNREADABLE: Final = Payload("?")
 
 
 class RemoteJob(Struct, frozen=True):
-    """A job for the worker to run. `args`, `kwargs` and `meta` are as the producer wrote them."""
+    """A job for the worker to run. `args`, `kwargs`, `meta` and `sealed` are as the producer wrote them."""
 
     id: str
     run: str
@@ -79,6 +80,8 @@ class RemoteJob(Struct, frozen=True):
     timeout: float | None
     """Seconds that the run may take; null = no limit."""
     meta: Raw
+    sealed: Sealed | None = None
+    """Arguments that the worker is to open, and that come before `args`; null = there are none."""
 
 
 class HeldRun(Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,6 +105,7 @@ class _Parts(Struct, frozen=True):
     args: Raw = Raw(b"[]")
     kwargs: Raw = Raw(b"{}")
     meta: Raw = Raw(b"{}")
+    sealed: Sealed | None = None
 
 
 _read_parts: Final = msgspec.json.Decoder(_Parts).decode
@@ -118,7 +122,7 @@ def _task(name: str, policy: str | None) -> Task:
 
 
 class _Reads(RunStore):
-    """Answers the questions about jobs that may not begin now."""
+    """Reads from Redis whether a job may begin now."""
 
     def __init__(self, client: Client) -> None:
         self._send = client.send
@@ -168,7 +172,7 @@ class RemoteWorker:
         return [job_id for found in await self._renew(tasks, length, fresh=True) for job_id in found.stops]
 
     async def is_registered(self, tasks: Collection[str]) -> bool:
-        """Renew the lease in each shard; return False if it has ended since `register`, so the worker may be dead."""
+        """Renew the lease in each shard; return False if it had ended since `register`: the worker may have died."""
         return all(found.kept for found in await self._renew(tasks))
 
     async def _renew(self, tasks: Collection[str], length: float = 0.0, *, fresh: bool = False) -> list[Renewed]:
@@ -183,10 +187,13 @@ class RemoteWorker:
             found.append(renewed)
         return found
 
-    async def fetch(self, tasks: Collection[str], slots: int, holding: Collection[str]) -> list[RemoteJob]:
+    async def fetch(
+        self, tasks: Collection[str], slots: int, holding: Collection[str], *, opens: bool = False
+    ) -> list[RemoteJob]:
         """Start jobs, as many as the worker has room for, and return them.
 
         Also return the jobs that an earlier fetch has started and that are not in `holding`: its reply was lost.
+        `opens`: the worker opens sealed arguments.
 
         Raises:
             ConfigError: the worker holds as many as it may.
@@ -199,12 +206,14 @@ class RemoteWorker:
         found = list[RemoteJob]()
         for store, ids, own in zip(self._stores, unknown, held, strict=True):
             if room > 0 or ids:
-                started = await self._start(store, tasks, ids, len(own) + max(room, 0))
+                started = await self._start(store, tasks, ids, len(own) + max(room, 0), opens)
                 room -= len(started) - len(ids)
                 found += started
         return found
 
-    async def _start(self, store: Store, tasks: Collection[str], ids: Sequence[str], hold: int) -> list[RemoteJob]:
+    async def _start(
+        self, store: Store, tasks: Collection[str], ids: Sequence[str], hold: int, opens: bool
+    ) -> list[RemoteJob]:
         """Start jobs of one shard. `hold`: how many it may have in all."""
         sent, send = time.monotonic(), self._client.send
         start = store.start(self.id, ids, hold=hold, lease=self.times.lease, cap=self._config.payload_cap)
@@ -217,6 +226,8 @@ class RemoteWorker:
         runs = [Run(replace(job, deaths=0), delivery) for job in fetched.jobs]
         known = Tasks({name: one for name, one in (await self._tasks(store, runs)).items() if name in tasks})
         for run in runs:
+            if opens:
+                _leave_sealed(run)
             run.outcome = await self._obstacle(run, known, tasks)
         await self._write(store, [run for run in runs if run.outcome is not None])
         begun = [run for run in runs if run.outcome is None]
@@ -273,6 +284,7 @@ class RemoteWorker:
             planned=job.planned,
             timeout=prepared.timeout,
             meta=parts.meta if prepared.payload.meta else Raw(b"{}"),
+            sealed=parts.sealed,
         )
 
     async def ready(self, length: float) -> bool:
@@ -304,7 +316,7 @@ class RemoteWorker:
         return HeartbeatResult([job_id for job_id in stops if job_id not in lost], lost)
 
     async def complete(self, job_id: str, token: str, result: Raw) -> None:
-        """End a run that is done. A result that JSON cannot hold, or is too long, is no reason to run it again.
+        """End a run that is done. If its result is not JSON, or too long, the job is dead: it must not run again.
 
         Raises:
             RunGone: it is not this worker's any more.
@@ -395,6 +407,13 @@ class RemoteWorker:
 def _fetched(job_id: str, name: str, payload: bytes = b"") -> FetchedJob:
     """Return a run by its name."""
     return FetchedJob(job_id, int(name.partition(" ")[0] or 0), 0.0, payload, run=name)
+
+
+def _leave_sealed(run: Run) -> None:
+    """Have a run prepared without its sealed arguments, which only its worker can read."""
+    payload = read_payload(run.job)
+    if isinstance(payload, Payload) and payload.sealed is not None:
+        run.job = replace(run.job, opened=beside_seal(run.job.payload))
 
 
 def _checked(result: bytes) -> bytes | Failed:

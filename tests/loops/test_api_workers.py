@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from evsched import App
+from evsched import App, Retry
 from evsched.codec import Codec
 from evsched.config import Config
 from evsched.events import Completed, Dispatched, JobBuried, JobsRequeued, Retrying, RunLost, Started
+from evsched.jobs.sealed import MARK, About, Sealed
 from evsched.store import server as server_calls
 from evsched.store.store import Store
 from evsched.transport.embedded import EmbeddedRedis
 from evsched.transport.senders import BatchingSender
+from tests.loops.test_rekey import rekey
+from tests.loops.test_sealed_jobs import put
 from tests.support.api import READ, WORK, WRITE, Caller, calling
 from tests.support.patience import PATIENCE
 from tests.support.recorder import Recorder
+from tests.support.sealed_jobs import NEW, OLD
 from tests.support.system import System, system
 
 
@@ -408,17 +414,67 @@ async def test_names_that_are_not_allowed_are_refused(api: Caller, queue: str) -
     assert (await Remote(api, queue).post("fetch", tasks=[])).status_code == 422
 
 
-async def test_job_with_sealed_arguments_goes_to_dead_with_the_reason(
-    worker: Remote, config: Config, api: Caller, queue: str, running: System
+@pytest.fixture
+async def sealing(config: Config, queue: str, running: System) -> AsyncGenerator[tuple[App, Any]]:
+    """An app that seals, and its task `t`."""
+    app = App(config.url, queue=queue, codec=Codec({"old": OLD}))
+
+    @app.task(name="t", retry=Retry(interval=0, jitter=0))
+    async def shorten(text: str, most: int = 5) -> dict[str, int]: ...
+
+    yield app, shorten
+    await app.close()
+
+
+async def test_job_with_sealed_arguments_is_dead_if_the_worker_does_not_open_them(
+    worker: Remote, api: Caller, queue: str, running: System, sealing: tuple[App, Any]
 ) -> None:
-    sealing = App(config.url, queue=queue, codec=Codec(compress_above=8))
-
-    @sealing.task(name="t")
-    async def shorten(text: str) -> None: ...
-
+    _, shorten = sealing
     await shorten.using(id="a").enqueue("x" * 100)
-    await sealing.close()
     await running.recorder.wait(Dispatched)
     assert await worker.fetch(wait=0) == []
     found = await status(api, queue, "a")
-    assert (found["place"], "sealed" in found["reason"]) == ("dead", True)
+    assert found["place"] == "dead"
+    assert found["reason"].startswith(
+        "its arguments are sealed, [encrypted with key old], and this worker has no codec"
+    )
+
+
+async def test_worker_opens_sealed_arguments_itself_after_each_change_of_the_key(
+    worker: Remote, api: Caller, queue: str, sealing: tuple[App, Any]
+) -> None:
+    app, shorten = sealing
+    codec = Codec({"old": OLD, "new": NEW}, write="new")
+
+    def opened(job: dict[str, Any]) -> Any:
+        assert (job["args"], job["kwargs"]) == ([], {})
+        return json.loads(codec.open(About("arguments", "t", "a"), msgspec.convert(job["sealed"], Sealed)))
+
+    handle = await shorten.using(id="a").enqueue("x", most=3)
+    (job,) = await worker.fetch(sealed=True)
+    assert (opened(job), job["sealed"]["key"]) == ([["x"], {"most": 3}], "old")
+    assert await worker.fetch(sealed=True) == [job], "its reply was lost"
+    await rekey(app, codec)
+    assert await worker.end("retry", job, reason="no", delay=0) == 204
+    (again,) = await worker.fetch(sealed=True)
+    assert (again["attempt"], opened(again), again["sealed"]["key"]) == (2, [["x"], {"most": 3}], "new")
+    result = {MARK: codec.seal(About("result", of="a"), b'{"short":1}')}
+    assert await worker.end("complete", again, result=msgspec.to_builtins(result)) == 204
+    assert (await status(api, queue, "a"))["result"] == "[encrypted with key new]"
+    app.client.with_codec(codec)
+    assert await handle.result() == {"short": 1}
+
+
+async def test_arguments_beside_sealed_ones_arrive_as_they_are(
+    worker: Remote, api: Caller, queue: str, raw: Any
+) -> None:
+    put(raw, queue, b'{"task":"t","args":[1.0],"kwargs":{"k": {}},"sealed":{"data":"AAAA","key":"k"}}', "a")
+    put(raw, queue, b'{"task":"t","sealed":{"data":5}}', "b")
+    put(raw, queue, b'{"task":"t"}', "c")
+    found = list[dict[str, Any]]()
+    while len(found) < 2 or (await status(api, queue, "b"))["place"] != "dead":
+        found += await worker.fetch(slots=3, holding=[job["id"] for job in found], sealed=True, wait=0.1)
+    a, c = sorted(found, key=lambda job: job["id"])
+    assert (a["args"], a["kwargs"], a["sealed"], c["sealed"]) == ([1.0], {"k": {}}, {"data": "AAAA", "key": "k"}, None)
+    assert "Expected `bytes`, got `int` - at `$.sealed.data`" in (await status(api, queue, "b"))["reason"]
+    assert [await worker.end("complete", job) for job in found] == [204, 204]

@@ -203,7 +203,7 @@ async def test_worker_without_a_codec_buries_a_sealed_job_and_knows_its_hooks(
     async with system(config, plain):
         found = await asyncio.wait_for(ended.get(), PATIENCE)
     assert found.reason is not None
-    assert found.reason.startswith(f"its arguments are sealed, {MARK}, and the app of this worker has no codec")
+    assert found.reason.startswith(f"its arguments are sealed, {MARK}, and this worker has no codec")
 
 
 @pytest.mark.parametrize("change", ["ciphertext", "swapped", "task", "replayed"])

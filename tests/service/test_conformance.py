@@ -1,5 +1,5 @@
-"""Workers in other languages: the commands of docs/workers.md, the conformance kit, and a queue that Node and Python
-share under kills.
+"""Workers and producers in other languages: the commands of docs/workers.md, the conformance kit, and a queue that Node
+and Python share under kills.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from evsched.conformance.kit import chosen, run_scenes
+from evsched.conformance.producer_scenes import PRODUCER_SCENES, ProducerStage
 from evsched.conformance.python_worker import app
-from evsched.conformance.scenes import SCENES
+from evsched.conformance.sealed_scenes import SEALED_SCENES
 from evsched.conformance.stage import SLOTS, Stage
+from evsched.conformance.worker_scenes import WORKER_SCENES
 from evsched.jobs.job import RetryFields
 from tests.service.test_api import like, serving
 from tests.support.api import WORK, WRITE
@@ -30,6 +34,7 @@ from tests.support.patience import PATIENCE
 ROOT = Path(__file__).parents[2]
 PYTHON = f"{sys.executable} -m evsched worker evsched.conformance.python_worker:app --log-level WARNING"
 NODE = f"node {ROOT / 'clients/node/conformance.mjs'}"
+NODE_REDIS = ROOT / "tests/service/node/node_modules/redis"
 RETRY = RetryFields(attempts=50)
 TSC = ROOT / "tests/house/typed/node_modules/typescript/bin/tsc"
 
@@ -73,7 +78,9 @@ def without_run(text: str) -> Any:
 def test_our_own_worker_has_the_tasks_that_the_page_defines() -> None:
     page = (ROOT / "docs/conformance.md").read_text()
     assert set(re.findall(r"^\| `(\w+)\(", page, re.M)) == set(app.tasks)
-    assert len({scene.name for scene in SCENES}) == len(SCENES) > 45
+    parts = WORKER_SCENES, SEALED_SCENES, PRODUCER_SCENES
+    assert [len({scene.name for scene in scenes}) for scenes in parts] == [*map(len, parts)]
+    assert re.findall(r"^\| `evsched conformance.*?\| (\d+) \|", page, re.M) == [str(len(scenes)) for scenes in parts]
 
 
 def conformance(*words: str) -> subprocess.CompletedProcess[str]:
@@ -89,6 +96,80 @@ def conformance(*words: str) -> subprocess.CompletedProcess[str]:
 def test_the_node_worker_passes_all_scenes() -> None:
     done = conformance("--command", NODE)
     assert (done.returncode, "FAILED" in done.stdout) == (0, False), done.stdout + done.stderr
+
+
+@pytest.mark.extra
+@needs_node
+@pytest.mark.timeout(600)
+def test_the_node_worker_opens_and_seals() -> None:
+    done = conformance("--sealed", "--command", NODE)
+    assert (done.returncode, "FAILED" in done.stdout) == (0, False), done.stdout + done.stderr
+
+
+PRODUCERS = {
+    "our own client": f"{sys.executable} -m evsched.conformance.python_producer",
+    "the Node package": f"node {ROOT / 'clients/node/producer.mjs'}",
+    "node-redis, records": f"node {ROOT / 'tests/service/node/producer.mjs'}",
+    "node-redis, inline jobs": f"node {ROOT / 'tests/service/node/producer.mjs'} inline",
+}
+
+CARELESS = """
+import json, os, redis, sys
+client = redis.Redis.from_url(os.environ["EVSCHED_URL"])
+root = "evsched:{%s}:" % os.environ["CONFORMANCE_QUEUE"]
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["verb"] != "enqueue":
+        print("not JSON", flush=True)
+        continue
+    job = request["job"]
+    due, job_id, priority = job.pop("due", 0), job.pop("id"), job.pop("priority", 5)
+    if job.get("timeout"):
+        raise SystemExit("out of order")
+    client.hset(root + "job:" + job_id, mapping={"payload": json.dumps(job | {"prio": 1}), "priority": priority})
+    client.zadd(root + "schedule", {job_id: due * 1000})
+    print(json.dumps({"id": job_id}), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def producing() -> Generator[ProducerStage]:
+    with ProducerStage(sys.executable, 4.0) as stage:
+        yield stage
+
+
+@pytest.mark.extra
+@needs_node
+@pytest.mark.skipif(not NODE_REDIS.is_dir(), reason="no npm package redis in tests/service/node")
+def test_producers_pass_all_scenes(producing: ProducerStage, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, command in PRODUCERS.items():
+        producing.change_producer(command)
+        assert run_scenes(producing, PRODUCER_SCENES) == 0, f"{name}: {capsys.readouterr().out}"
+        skipped = "; skipped: id-twice" if "inline" in name else ""
+        assert capsys.readouterr().out.endswith(f"{30 - bool(skipped)} of 30 scenes passed{skipped}\n")
+
+
+@pytest.mark.extra
+def test_the_kit_says_what_a_producer_does_wrong(
+    producing: ProducerStage, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = f"{sys.executable} {tmp_path / 'careless.py'}"
+    (tmp_path / "careless.py").write_text(CARELESS)
+    producing.change_producer(command)
+    assert run_scenes(producing, chosen(PRODUCER_SCENES, ["ids", "priority"])) == 1
+    assert "not valid by `evsched schema payload`: Object contains unknown field `prio`" in capsys.readouterr().out
+    (tmp_path / "careless.py").write_text(CARELESS.replace(' | {"prio": 1}', ""))
+    producing.change_producer(command)
+    assert run_scenes(producing, chosen(PRODUCER_SCENES, ["id-again", "due", "timeout", "cancel"])) == 1
+    printed = capsys.readouterr().out
+    for seen in (
+        r"the record expires in 3\S+ s, before the job is due: PERSIST it",
+        r"the score is 1900000000000.0+, not 1900000000.0",
+        r"no reply to 'enqueue': it has ended[^.]*\n  the end of its output:\n    out of order",
+        r"its reply to 'cancel' is 'not JSON\\n', not an object of JSON",
+        r"0 of 4 scenes passed; failed: id-again, due, timeout, cancel\n$",
+    ):
+        assert re.search(seen, printed), printed
 
 
 @pytest.mark.extra
@@ -116,7 +197,15 @@ def test_the_kit_says_what_a_worker_does_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"), [(("nothing",), "there is no scene 'nothing'"), (("result",), "give the command that starts")]
+    ("words", "says"),
+    [
+        (("nothing", "--command", "env"), "there is no scene 'nothing'"),
+        (("result",), "give the command that starts"),
+        (("--producer", "x", "--command", "y"), "leave --command and --sealed out"),
+        (("--command", "no-such-program x"), "there is no program 'no-such-program'"),
+        (("--command", "true", "--lease", "0"), "--lease is 0: give 0.5 to 3600 s"),
+        (("--producer", "x 'y"), 'the command "x \'y" cannot be read: No closing quotation'),
+    ],
 )
 def test_a_wrong_call_of_the_kit_is_explained(cli: Cli, words: tuple[str, ...], says: str) -> None:
     done = cli.run("conformance", *words)
@@ -163,7 +252,7 @@ def ended(stage: Stage) -> int:
 
 
 TYPED = """\
-import { Client, GiveUp, type Job, RetryLater, Worker } from './evsched.js'
+import { Client, Codec, GiveUp, type Job, RetryLater, Worker } from './evsched.js'
 const add = ({ args: [a, b], signal, progress }: Job): number => {
   progress(1, 2)
   signal.throwIfAborted()
@@ -175,10 +264,39 @@ worker.stop()
 const client = new Client({ url: 'http://x' })
 const scheduled = await client.enqueue('add', { args: [1, 2], due: new Date(), retry: { attempts: 2 } })
 const id: string = scheduled.id
+await client.reschedule(id, new Date())
+new Worker({ url: 'http://x', tasks: {}, codec: new Codec({ old: 'AAAA', new: new Uint8Array(32) }, { write: 'new' }) })
 // @ts-expect-error: there is no such option
 new Worker({ url: 'http://x', tasks: {}, slots: 2 })
 export { GiveUp, ended, id }
 """
+
+
+WRONG_IN_NODE = {
+    "new Worker({ url, tasks, concurrency: 0 })": "Worker: concurrency is 0: give 1 to 100",
+    "new Worker({ url, tasks, concurency: 5 })": "Worker: there is no option concurency",
+    "new Worker({ url, tasks, wait: NaN })": "Worker: wait is NaN: give 0 to 60 s",
+    "new Worker({ url, tasks, grace: 'x' })": "Worker: grace is x: give a number of seconds",
+    "new Worker({ url, tasks: 5 })": "Worker: tasks is 5: give an object with a handler for each task",
+    "new Worker({ tasks })": "Worker: url is undefined: give where evsched api is: http://HOST:PORT",
+    "new Client({ url: '127.0.0.1:17' })": "Client: url is 127.0.0.1:17: give where evsched api is: http://HOST:PORT",
+    "await new Client({ url }).enqueue('add', { delay: NaN })": "NaN is not a number of JSON",
+    "await new Client({ url }).enqueue('add', { args: [1n] })": "Do not know how to serialize a BigInt",
+    "new RetryLater(NaN)": "RetryLater: seconds is NaN: give a number of seconds",
+    "new Codec({})": "Codec: keys has no key: give keys by their ids, or leave it out to compress only",
+}
+
+
+@needs_node
+def test_the_node_package_refuses_wrong_options() -> None:
+    lines = [
+        f"await (async () => {{ {one} }})().catch(({{ message }}) => console.log(message))" for one in WRONG_IN_NODE
+    ]
+    head = f"import {{ Client, Codec, RetryLater, Worker }} from '{ROOT / 'clients/node/evsched.js'}'"
+    text = "\n".join([head, "const url = 'http://127.0.0.1:1', tasks = { a() {} }", *lines])
+    words = ["node", "--input-type=module", "--eval", text]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout.splitlines() == [*WRONG_IN_NODE.values()]
 
 
 @pytest.mark.extra

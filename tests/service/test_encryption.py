@@ -6,6 +6,8 @@ import asyncio
 import base64
 import json
 import shutil
+import signal
+import subprocess
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -15,19 +17,21 @@ from msgspec.structs import replace
 
 from evsched import events
 from evsched.client.client import SyncClient
+from evsched.client.new_job import JobOptions, new_job
 from evsched.codec import Codec
 from evsched.config import Config
 from evsched.jobs.job import encode
 from evsched.jobs.sealed import About, put_value
 from evsched.recurrence.recurrence import Declared
 from evsched.transport.embedded import EmbeddedRedis
+from tests.crash_points.injection import FOLDER, VARIABLE
 from tests.loops.test_sealed_jobs import everything
 from tests.support import sealed_jobs
 from tests.support.api import calling
 from tests.support.browsing import browsing
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
-from tests.support.sealed_jobs import OLD, SECRET
+from tests.support.sealed_jobs import NEW, OLD, SECRET
 from tests.support.system import system
 
 NODE = Path(__file__).parent / "node"
@@ -112,6 +116,34 @@ def test_rekey_explains_what_the_store_does(cli: Cli, queue: str, raw: Any, ref:
     done = cli.run("rekey", "--queue", queue, EVSCHED_CODEC="stored:app")
     assert (done.returncode, why in done.stderr, "Traceback" in done.stderr) == (code, True, False), done.stderr
     assert raw.hget(f"evsched:{{{queue}}}:job:a", "payload") == payload
+
+
+@pytest.mark.extra
+def test_rekey_that_was_killed_is_finished_by_the_next_one(cli: Cli, queue: str, raw: Any) -> None:
+    client = SyncClient(cli.environment["EVSCHED_URL"]).with_codec(Codec({"old": OLD, "new": NEW}, write="old"))
+    options: list[JobOptions] = [{"id": f"j{n}", "delay": 5000} for n in range(120)]
+    client.enqueue(queue, [new_job("pay", [one], {}, one) for one in options])
+    client.declare(queue, Declared(name="r", payload=encode({"task": "pay", "args": [SECRET]}), rule="@daily"))
+    cli.run_first("from tests.crash_points.injection import arm\narm()\n")
+    command = cli.command("rekey", "--queue", queue, "--json")
+    counts, printed = list[int](), b""
+    for n, point in enumerate(
+        ("reseal 1 before kill", "reseal 1 after kill", "reseal 2 before kill", "never 1 after kill")
+    ):
+        folder = cli.folder / str(n)
+        folder.mkdir()
+        environment = {**cli.environment, "EVSCHED_CODEC": "rotated:app", VARIABLE: point, FOLDER: str(folder)}
+        done = subprocess.run(command, env=environment, cwd=cli.folder, capture_output=True, check=False)
+        assert done.returncode == (0 if point.startswith("never") else -signal.SIGKILL), done.stderr
+        statuses = [client.status(queue, f"j{n}") for n in range(120)]
+        assert [one and one.payload["args"] for one in statuses] == [[one] for one in options], "all are readable"
+        counts.append(everything(raw).count(b'"key":"new"'))
+        printed = done.stdout
+    assert counts == [0, 50, 100, 121]
+    assert json.loads(printed) == {"key": "new", "done": 21, "changed": 0, "missing": {}}
+    client.with_codec(Codec({"new": NEW}))
+    assert all((found := client.status(queue, f"j{n}")) and not found.sealed for n in range(120))
+    client.close()
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,12 @@ def test_a_record_needs_a_rule_and_a_payload(left_out: str) -> None:
     assert errors("recurrence", {**REPORT, "rul": "@daily"})
 
 
+def test_the_documentation_has_the_document_of_all() -> None:
+    """To write it again: evsched schema > docs/protocol.schema.json."""
+    found = Path(__file__).parents[2] / "docs/protocol.schema.json"
+    assert json.loads(found.read_text()) == wire_schema()
+
+
 def test_the_command_prints_the_schema(tmp_path: Path) -> None:
     cli = Cli("unix:///none", tmp_path)  # it needs no Redis
     assert json.loads(cli.run("schema").stdout) == wire_schema()

@@ -8,8 +8,8 @@ from itertools import islice
 import pytest
 
 from evsched.errors import ConfigError
+from evsched.imports.imported import both_days, field
 from evsched.imports.rq_scheduler import cron_rule
-from evsched.imports.rule_text import both_days, field
 from evsched.recurrence.cron import parse_rule
 
 EVERY_DAY, EVERY_WEEKDAY = {*range(1, 32)}, {*range(7)}
