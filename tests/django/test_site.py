@@ -26,7 +26,6 @@ from tests.django.polls import tasks as of_polls
 from tests.django.polls.models import Poll
 from tests.support.cli import Log
 from tests.support.patience import PATIENCE
-from tests.support.sealed_jobs import OLD
 
 ROOT = Path(__file__).parents[2]
 tasks: Any = of_polls
@@ -186,10 +185,11 @@ def test_variables_of_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     words = {"NAME": "shop", "HOST": "db", "PORT": "5433", "USER": "bob", "PASSWORD": "a/b"}
     for name, value in {**words, "ENGINE": "django.db.backends.postgresql"}.items():
         monkeypatch.setitem(connections.settings["default"], name, value)
-    options = {"url": "redis://r/1", "ledger": True, "codec": Codec({"old": OLD})}
+    options = {"url": "redis://r/1", "ledger": True, "codec": Codec(), "console": "/jobs/"}
     default = {**of_site.TASKS["default"], "OPTIONS": options}
     with override_settings(TASKS={"default": default}):
         found = environment(cast("Backend", task_backends["default"]))
     assert found["EVSCHED_URL"] == "redis://r/1"
     assert found["EVSCHED_CODEC"] == "evsched.django:app"
+    assert found["EVSCHED_CONSOLE_SITE"] == "evsched.django:with_console"
     assert found["EVSCHED_LEDGER_URL"] == "postgresql://bob:a%2Fb@/shop?host=db&port=5433"
