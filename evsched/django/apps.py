@@ -1,4 +1,4 @@
-"""The entry for INSTALLED_APPS, which brings `manage.py evsched`."""
+"""The entry for INSTALLED_APPS, which brings `manage.py evsched`, and the console to the admin."""
 
 from __future__ import annotations
 
@@ -8,3 +8,4 @@ from django.apps import AppConfig
 class EvschedConfig(AppConfig):
     name = "evsched.django"
     label = "evsched"
+    default_auto_field = "django.db.models.BigAutoField"

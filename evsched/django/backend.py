@@ -90,6 +90,11 @@ class Backend(BaseTaskBackend):
         return self.options.get("codec")
 
     @property
+    def console(self) -> str | None:
+        """The path below which browsers find the console, such as /jobs/; None = it is not a part of the site."""
+        return self.options.get("console")
+
+    @property
     def redis(self) -> RedisClients:
         return redis_of(self.url) if self.codec is None else redis_of(self.url, self.codec)
 

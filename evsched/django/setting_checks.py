@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
+from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.db import connections
@@ -15,8 +17,11 @@ from evsched.jobs.tasks import TaskOptions, check_task_options
 from evsched.keys import check_queue
 from evsched.transport.address import parse
 
-_OPTIONS: Final = ("url", "ledger", "codec", "retry", "timeout", "retention")
+_OPTIONS: Final = ("url", "ledger", "console", "codec", "retry", "timeout", "retention")
 """The names that OPTIONS may have."""
+
+_PATH: Final = re.compile(r"(/[A-Za-z0-9._~-]+)+/")
+"""Where the console may be: below a folder of its own, because the site has the rest."""
 
 
 class BackendSettings(Protocol):
@@ -29,13 +34,21 @@ class BackendSettings(Protocol):
 
     @property
     def url(self) -> str | None: ...
+    @property
+    def console(self) -> str | None: ...
 
 
 def check_settings(backend: BackendSettings) -> list[CheckMessage]:
     """Return the faults of the settings of a backend."""
     return [
         Error(f"TASKS[{backend.alias!r}]: {text}", hint=hint, id=f"evsched.E{number:03}")
-        for number, text, hint in (*_options(backend), *_queues(backend), *_ledger(backend), *_servers(backend))
+        for number, text, hint in (
+            *_options(backend),
+            *_queues(backend),
+            *_ledger(backend),
+            *_servers(backend),
+            *_console(backend),
+        )
     ]
 
 
@@ -46,7 +59,7 @@ def _options(backend: BackendSettings) -> _Found:
     for name in backend.options:
         if name not in _OPTIONS:
             yield 1, f"OPTIONS has {name!r}, which evsched does not know.", f"It knows {', '.join(_OPTIONS)}."
-    given: dict[str, Any] = {name: value for name, value in backend.options.items() if name in _OPTIONS[3:]}
+    given: dict[str, Any] = {name: value for name, value in backend.options.items() if name in _OPTIONS[4:]}
     try:
         check_task_options(TaskOptions(**given))
         url: Any = backend.url
@@ -89,6 +102,17 @@ def _servers(backend: BackendSettings) -> _Found:
     if len(set(urls.values())) > 1 and backend.alias == min(urls):
         hint = "Workers serve one Redis: give all backends of evsched the same url, or set EVSCHED_URL."
         yield 6, f"the backends {', '.join(sorted(urls))} have different urls.", hint
+
+
+def _console(backend: BackendSettings) -> _Found:
+    path: Any = backend.console
+    if path is None:
+        return
+    if not isinstance(path, str) or not _PATH.fullmatch(path):
+        yield 7, f"OPTIONS['console'] is {path!r}, not a path of the site.", 'Write one such as "/jobs/".'
+    if not apps.is_installed("django.contrib.admin"):
+        hint = "Add django.contrib.admin to INSTALLED_APPS, or leave 'console' out: its users then have tokens."
+        yield 8, "OPTIONS['console'] needs Django's admin, which signs users in.", hint
 
 
 def _options_of(params: dict[str, Any]) -> dict[str, Any]:

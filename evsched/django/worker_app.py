@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any, Final, cast
@@ -43,13 +43,10 @@ def make_app() -> App:
     Raises:
         ConfigError: the project does not start, or no backend of `TASKS` is evsched's.
     """
-    try:
+    with starting():
         django.setup()  # does nothing the second time
         backend = first_backend()
         autodiscover_modules("tasks")
-    # Whatever the modules of a project raise is reported in one line, as of any app.
-    except Exception as error:
-        raise ConfigError(f"Django does not start: {type(error).__name__}: {error}") from error
     app = _DjangoApp(backend)
     for config in apps.get_app_configs():
         try:
@@ -62,6 +59,19 @@ def make_app() -> App:
                 task = cast("AnyTask", value)
                 app.tasks.setdefault(task.module_path, _runnable(task, backend))
     return app
+
+
+@contextmanager
+def starting() -> Generator[None]:
+    """Report whatever the modules of a project raise in one line, as of any app.
+
+    Raises:
+        ConfigError
+    """
+    try:
+        yield
+    except Exception as error:
+        raise ConfigError(f"Django does not start: {type(error).__name__}: {error}") from error
 
 
 def first_backend() -> Backend:

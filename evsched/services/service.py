@@ -19,9 +19,9 @@ from msgspec import structs
 
 import evsched
 from evsched import forks, keys, process_events, shard_map
-from evsched.app import App
+from evsched.app import App, find_variable
 from evsched.batches.keeper import BatchKeeper
-from evsched.config import DEFAULT_QUEUE, Config
+from evsched.config import DEFAULT_QUEUE, Config, variable
 from evsched.diagnostics import server_checks
 from evsched.diagnostics.doctor import examine
 from evsched.diagnostics.finding import Finding, changes
@@ -219,7 +219,10 @@ def run_console(config: Config) -> None:
 
     if find_spec("uvicorn") is None:
         raise console.missing()
-    app = console.create(config, alone=_is_loopback(config.console_host))
+    if config.console_site is None:
+        app = console.create(config, alone=_is_loopback(config.console_host))
+    else:
+        app = _site_of(config.console_site, config)
     _serve(
         config,
         app,
@@ -227,6 +230,18 @@ def run_console(config: Config) -> None:
         [app.state.console.hub.stop],
         lambda url: process_events.ConsoleStarted(url=url),
     )
+
+
+def _site_of(name: str, config: Config) -> Any:
+    """Return the web application that has the console.
+
+    Raises:
+        CannotStart: there is no function of that name.
+    """
+    module, make = find_variable(name, "site")
+    if not callable(make):
+        raise CannotStart(f"{variable('console_site')}: module {module.__name__!r} has no function for {name!r}")
+    return make(config=config)
 
 
 def _is_loopback(host: str) -> bool:

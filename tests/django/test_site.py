@@ -17,6 +17,7 @@ from django.db import connections, transaction
 from django.test import override_settings
 from psycopg.conninfo import conninfo_to_dict
 
+from evsched.codec import Codec
 from evsched.django.backend import Backend, redis_of, split_id
 from evsched.django.compat import TaskResultDoesNotExist, task_backends
 from evsched.django.management.commands.evsched import environment
@@ -184,8 +185,11 @@ def test_variables_of_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     words = {"NAME": "shop", "HOST": "db", "PORT": "5433", "USER": "bob", "PASSWORD": "a/b"}
     for name, value in {**words, "ENGINE": "django.db.backends.postgresql"}.items():
         monkeypatch.setitem(connections.settings["default"], name, value)
-    default = {**of_site.TASKS["default"], "OPTIONS": {"url": "redis://r/1", "ledger": True}}
+    options = {"url": "redis://r/1", "ledger": True, "codec": Codec(), "console": "/jobs/"}
+    default = {**of_site.TASKS["default"], "OPTIONS": options}
     with override_settings(TASKS={"default": default}):
         found = environment(cast("Backend", task_backends["default"]))
     assert found["EVSCHED_URL"] == "redis://r/1"
+    assert found["EVSCHED_CODEC"] == "evsched.django:app"
+    assert found["EVSCHED_CONSOLE_SITE"] == "evsched.django:with_console"
     assert found["EVSCHED_LEDGER_URL"] == "postgresql://bob:a%2Fb@/shop?host=db&port=5433"

@@ -20,7 +20,8 @@ from evsched.console.console_app import PAGES
 from evsched.console.page import Pages
 from evsched.console.user_acts import ACTS
 from evsched.console.users import COOKIE, LENGTH, ROLES, Role, Visitor
-from evsched.errors import ConfigError
+from evsched.errors import CannotStart, ConfigError
+from evsched.services.service import run_console
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.browsing import words
 from tests.support.cli import Cli
@@ -544,6 +545,11 @@ async def test_no_token_is_offered_or_made_where_the_application_names_users(use
 def test_settings_of_users_that_are_not_valid_are_refused(server: EmbeddedRedis, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="EVSCHED_CONSOLE_"):
         create(Config(url=server.url, **settings))
+
+
+def test_site_that_is_no_function_is_refused() -> None:
+    with pytest.raises(CannotStart, match="EVSCHED_CONSOLE_SITE: module 'json' has no function for 'json:nothing'"):
+        run_console(Config(console_site="json:nothing"))
 
 
 # Redirects and headers.

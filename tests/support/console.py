@@ -188,9 +188,9 @@ async def query_of(path: str, queue: str, app: Any, users: Consoles) -> str:
 class Stream:
     """An open page: the events of its stream, as they come. httpx's transport would wait for its end."""
 
-    def __init__(self, app: ASGIApp, path: str, cookie: str = "", **headers: str) -> None:
+    def __init__(self, app: ASGIApp, path: str, session: str = "", *, cookie: str = COOKIE, **headers: str) -> None:
         self._app, self._path = app, path
-        self._headers = {"host": "localhost", **({"cookie": f"{COOKIE}={cookie}"} if cookie else {}), **headers}
+        self._headers = {"host": "localhost", **({"cookie": f"{cookie}={session}"} if session else {}), **headers}
         self._leave = asyncio.Event()
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None

@@ -46,12 +46,16 @@ class Command(BaseCommand):
 
 
 def environment(backend: Backend) -> dict[str, str]:
-    """Return the variables that evsched lacks: where Redis, the ledger and the project's modules are."""
+    """Return the variables that evsched lacks: where Redis, the ledger, the codec, the modules and the login are."""
     found = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(path for path in sys.path if path))}
     if backend.url is not None:
         found["EVSCHED_URL"] = backend.url
     if backend.ledger is not None and "EVSCHED_LEDGER_URL" not in os.environ:
         found["EVSCHED_LEDGER_URL"] = _url_of(connections[backend.ledger].settings_dict)
+    if backend.codec is not None and "EVSCHED_CODEC" not in os.environ:
+        found["EVSCHED_CODEC"] = _APP
+    if backend.console is not None and "EVSCHED_CONSOLE_SITE" not in os.environ:
+        found["EVSCHED_CONSOLE_SITE"] = "evsched.django:with_console"
     return found
 
 
