@@ -19,17 +19,20 @@ from typing import Any
 
 import pytest
 
+from evsched.codec import Codec
 from evsched.conformance.kit import chosen, run_scenes
 from evsched.conformance.producer_scenes import PRODUCER_SCENES, ProducerStage
 from evsched.conformance.python_worker import app
 from evsched.conformance.sealed_scenes import SEALED_SCENES
 from evsched.conformance.stage import SLOTS, Stage
 from evsched.conformance.worker_scenes import WORKER_SCENES
-from evsched.jobs.job import RetryFields
+from evsched.jobs.job import RetryFields, encode
+from evsched.jobs.sealed import MARK, About
 from tests.service.test_api import like, serving
 from tests.support.api import WORK, WRITE
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
+from tests.support.sealed_jobs import OLD
 
 ROOT = Path(__file__).parents[2]
 PYTHON = f"{sys.executable} -m evsched worker evsched.conformance.python_worker:app --log-level WARNING"
@@ -104,6 +107,42 @@ def test_the_node_worker_passes_all_scenes() -> None:
 def test_the_node_worker_opens_and_seals() -> None:
     done = conformance("--sealed", "--command", NODE)
     assert (done.returncode, "FAILED" in done.stdout) == (0, False), done.stdout + done.stderr
+
+
+NODE_CODEC = """
+import { Codec } from '%s'
+const [encrypted, compressed] = JSON.parse(process.argv[1])
+const key = Buffer.alloc(32, 1)
+const tried = (make) => { try { return make() } catch (error) { return error.message } }
+const job = { id: 'a', task: 't', args: [], kwargs: {}, sealed: null }
+const open = (acceptPlain, more) => tried(() => new Codec({ old: key }, { acceptPlain }).openCall({ ...job, ...more }))
+console.log(JSON.stringify([
+  open(true, { args: [1] }), open(['t'], { args: [1] }), open(false, { sealed: encrypted }),
+  open(false, { args: [1] }), open(['u'], {}), open(false, { sealed: compressed }),
+  open(false, { sealed: encrypted, kwargs: { x: 1 } }), open(true, { id: 'b', sealed: encrypted }),
+  new Codec().sealResult('a', { short: 1 }), new Codec().sealResult('a', { 'evsched.sealed': {} }),
+  tried(() => new Codec({ a: key, b: key })), tried(() => new Codec({ a: 'AAAA' })),
+]))
+"""
+
+
+@needs_node
+def test_the_codec_of_node_refuses_as_ours_does() -> None:
+    about = About("arguments", "t", "a")
+    sealed = [codec.seal(about, b"[[2],{}]") for codec in (Codec({"old": OLD}), Codec(compress_above=0))]
+    script = NODE_CODEC % (ROOT / "clients/node/evsched.js").as_uri()
+    words = "node", "--input-type=module", "--eval", script, encode(sealed).decode()
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    *opened, plain, unknown, short, other, other_job, as_is, marked, two, cut = json.loads(done.stdout)
+    assert opened == [{"args": args, "kwargs": {}} for args in ([1], [1], [2])]
+    for refused in (plain, unknown, short, other):
+        assert refused.startswith(
+            "its arguments cannot be read: they are not encrypted, and this worker takes no others"
+        )
+    assert "they were sealed for job a, and somebody has put them into job b; then revive the job" in other_job
+    assert (as_is, marked) == ({"short": 1}, {MARK: {"data": "eyJldnNjaGVkLnNlYWxlZCI6e319", "of": "a"}})
+    assert two == "Codec: say with `write` which key encrypts"
+    assert cut.startswith("Codec: key a has 3 bytes, and AES-256 needs 32")
 
 
 PRODUCERS = {
