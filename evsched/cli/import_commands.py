@@ -84,11 +84,11 @@ def crontab(
     from evsched.imports.crontab import machine_zone, read_crontab
 
     try:
-        text = sys.stdin.read() if file is None else file.read_text(errors="surrogateescape")
+        content = sys.stdin.buffer.read() if file is None else file.read_bytes()
     except OSError as error:
-        raise CannotStart(f"{file} cannot be read: {error.strerror}") from None
+        raise CannotStart(f"{file or 'stdin'} cannot be read: {error.strerror}") from None
     found, in_zone = _imported(flags), machine_zone() if zone is None else find_zone(zone).key
-    read_crontab(text, found, task=task, zone=in_zone, users=user_column)
+    read_crontab(content.decode(errors="surrogateescape"), found, task=task, zone=in_zone, users=user_column)
     return _write(found, flags)
 
 
