@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from sqlalchemy import create_engine, text
 
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
@@ -262,6 +263,20 @@ def test_jobs_in_the_stores_of_apscheduler_are_imported(
     assert rules == RULES
     why = {remark["where"]: remark["why"] for remark in found["remarks"]}
     assert "paused" in why["paused"]
+
+
+def test_job_in_a_store_that_cannot_be_read_stays_there(cli: Cli, queue: str, module: str) -> None:
+    (cli.folder / f"{module}.py").write_text(APSCHEDULER.replace("FOLDER", str(cli.folder)))
+    engine = create_engine(f"sqlite:///{cli.folder}/jobs.sqlite")
+    with engine.begin() as database:
+        database.execute(text("CREATE TABLE apscheduler_jobs (id VARCHAR(191), next_run_time FLOAT, job_state BLOB)"))
+        database.execute(text("INSERT INTO apscheduler_jobs VALUES ('gone', 1, x'00'), ('odd', 2, x'80')"))
+    found = imported(cli, "apscheduler", f"{module}:scheduler", "--queue", queue, code=1)
+    assert [remark["where"] for remark in found["remarks"]] == ["a job in the store default"] * 2
+    assert all("it cannot be read: UnpicklingError" in remark["why"] for remark in found["remarks"])
+    with engine.begin() as database:
+        assert database.execute(text("SELECT count(*) FROM apscheduler_jobs")).scalar() == 2
+    engine.dispose()
 
 
 def test_next_times_of_apscheduler_rules_are_those_of_apscheduler(cli: Cli, queue: str, module: str) -> None:
