@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 from evsched.errors import ConfigError
@@ -33,13 +34,35 @@ def read_scheduler(scheduler: Any, found: Imported) -> None:
             _read_job(job, found)
 
 
+class _Unreadable:
+    """Stands for a job of a store that cannot be read. A store deletes a job whose reading raises."""
+
+    next_run_time = None
+
+    def __init__(self, store: str, error: Exception) -> None:
+        self.id = f"a job in the store {store}"
+        self.why = f"it cannot be read: {type(error).__name__}: {error}"
+
+
 def _jobs(scheduler: Any) -> Iterable[Any]:
-    """Return the jobs by their ids. A scheduler that was not started has not read its stores."""
-    jobs = dict[str, Any]()
+    """Return the jobs, each of an id once. A scheduler that was not started has not read its stores."""
+    stored = list[Any]()
     for alias, store in scheduler._jobstores.items():
+        if hasattr(store, "_reconstitute_job"):  # that in memory has none
+            store._reconstitute_job = partial(_restored, alias, store._reconstitute_job)
         store.start(scheduler, alias)
-        jobs |= {job.id: job for job in store.get_all_jobs()}
-    return (jobs | {job.id: job for job in scheduler.get_jobs()}).values()
+        stored += store.get_all_jobs()
+    added = scheduler.get_jobs()
+    known = {job.id for job in added}
+    return [*(job for job in stored if job.id not in known), *added]
+
+
+def _restored(store: str, restore: Callable[[Any], Any], state: Any) -> Any:
+    """Return a job that a store has, or a stand-in that says why it cannot be read."""
+    try:
+        return restore(state)
+    except Exception as error:  # noqa: BLE001 - a pickle runs the user's code
+        return _Unreadable(store, error)
 
 
 def _read_job(job: Any, found: Imported) -> None:
@@ -48,6 +71,8 @@ def _read_job(job: Any, found: Imported) -> None:
     Raises:
         ConfigError: evsched has no such recurrence.
     """
+    if isinstance(job, _Unreadable):
+        raise ConfigError(job.why)
     trigger, name = job.trigger, _name(job)
     call = (job.func_ref or "", job.args, job.kwargs)
     if getattr(job, "next_run_time", job) is None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from sqlalchemy import create_engine, text
 
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
@@ -75,13 +76,13 @@ def test_crontab_is_shown_then_imported_and_a_second_import_changes_nothing(cli:
 
 
 def test_crontab_comes_from_stdin_with_a_prefix(cli: Cli, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (cli.folder / "tab").write_text("@daily root /bin/a\n")
-    with (cli.folder / "tab").open() as stdin:
+    (cli.folder / "tab").write_bytes(b"# Latin-1: f\xfcr\n@daily root /bin/a\n")
+    with (cli.folder / "tab").open(encoding="utf-8") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         found = imported(cli, "crontab", "--task", "t", "--user-column", "--prefix", "web1-", "--queue", queue, code=1)
     (row,) = found["entries"]
     assert row["name"].startswith("web1-a-")
-    assert found["remarks"] == [{"where": "line 1", "why": "user root: its commands run as the user of the worker"}]
+    assert found["remarks"] == [{"where": "line 2", "why": "user root: its commands run as the user of the worker"}]
 
 
 def test_recurrence_that_code_declares_is_left_alone(cli: Cli, queue: str, raw: Any) -> None:
@@ -262,6 +263,20 @@ def test_jobs_in_the_stores_of_apscheduler_are_imported(
     assert rules == RULES
     why = {remark["where"]: remark["why"] for remark in found["remarks"]}
     assert "paused" in why["paused"]
+
+
+def test_job_in_a_store_that_cannot_be_read_stays_there(cli: Cli, queue: str, module: str) -> None:
+    (cli.folder / f"{module}.py").write_text(APSCHEDULER.replace("FOLDER", str(cli.folder)))
+    engine = create_engine(f"sqlite:///{cli.folder}/jobs.sqlite")
+    with engine.begin() as database:
+        database.execute(text("CREATE TABLE apscheduler_jobs (id VARCHAR(191), next_run_time FLOAT, job_state BLOB)"))
+        database.execute(text("INSERT INTO apscheduler_jobs VALUES ('gone', 1, x'00'), ('odd', 2, x'80')"))
+    found = imported(cli, "apscheduler", f"{module}:scheduler", "--queue", queue, code=1)
+    assert [remark["where"] for remark in found["remarks"]] == ["a job in the store default"] * 2
+    assert all("it cannot be read: UnpicklingError" in remark["why"] for remark in found["remarks"])
+    with engine.begin() as database:
+        assert database.execute(text("SELECT count(*) FROM apscheduler_jobs")).scalar() == 2
+    engine.dispose()
 
 
 def test_next_times_of_apscheduler_rules_are_those_of_apscheduler(cli: Cli, queue: str, module: str) -> None:
