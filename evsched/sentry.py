@@ -16,8 +16,8 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Final, cast
 
@@ -122,26 +122,21 @@ class _Reporting:
         self._monitors: tuple[EvschedIntegration, dict[tuple[str, str], _Monitor]] | None = None
         """The monitors of an integration, by queue and name of the recurrence."""
 
-    def carried(self) -> dict[str, str]:
-        """Return the trace in which a batch is opened."""
-        return {} if _integration() is None else _headers({})
+    def carried(self, meta: Mapping[str, Any], batch: str) -> dict[str, Any]:
+        """Add the current trace: that of the enqueue, or in which a batch is opened."""
+        return {**meta, **({} if _integration() is None else _headers(meta))}
+
+    def sending(self, sending: Sending) -> AbstractContextManager[None]:
+        """Make a span for an enqueue, if there is a trace."""
+        return nullcontext() if _integration() is None else _publish(sending)
 
     @contextmanager
-    def sending(self, sending: Sending) -> Generator[None]:
-        """Make a span for an enqueue, if there is a trace, and put the trace into the jobs."""
-        if _integration() is None:
-            yield
-            return
-        with _publish(sending):
-            meta = sending.options.get("meta") or {}
-            sending.options = {**sending.options, "meta": {**meta, **_headers(meta)}}
-            yield
-
-    async def running(self, run: Run, call: Callable[[], Awaitable[Any]]) -> Any:
+    def running(self, run: Run) -> Generator[None]:
         """Make a transaction for a run in a scope of its own, and report its error."""
         integration, job, prepared = _integration(), run.current, run.prepared
         if integration is None or job is None or prepared is None:
-            return await call()
+            yield
+            return
         with sentry_sdk.isolation_scope() as scope, ExitStack() as stack:
             scope.clear_breadcrumbs()
             scope.add_event_processor(partial(_describe, job, prepared))
@@ -153,7 +148,7 @@ class _Reporting:
                     check_in(MonitorStatus.IN_PROGRESS)
                 spans = _begin(stack, run, job)
             try:
-                return await call()
+                yield
             except BaseException as error:
                 failed = error
                 raise

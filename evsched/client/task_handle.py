@@ -15,7 +15,15 @@ from msgspec.structs import replace
 
 from evsched.client.client import Client, SyncClient
 from evsched.client.job_handle import Job, SyncJob
-from evsched.client.new_job import Instrument, JobOptions, Sending, check_job_options, job_maker, without_later
+from evsched.client.new_job import (
+    Instrument,
+    JobOptions,
+    Sending,
+    carried,
+    check_job_options,
+    job_maker,
+    without_later,
+)
 from evsched.client.option_values import digest_of, unique_id
 from evsched.client.target_tasks import TargetJob, definition
 from evsched.client.transaction import Insertion, without_loop
@@ -142,11 +150,7 @@ class Enqueuer(Generic[P, R]):
             ConfigError: the options name an id or a time.
         """
         self._refuse(("id", "unique", "on_conflict", "due", "delay"), "a callback has its own id and time")
-        meta = dict[str, Any]()
-        for instrument in self._app.instruments:
-            meta |= instrument.carried()
-        meta |= self._options.get("meta") or {}
-        job = self._maker({**self._options, "meta": meta} if meta else self._options)((argument,), {})
+        job = self._maker(carried(self._app.instruments, self._options))((argument,), {})
         payload = decode(job.payload)
         del payload["args"]
         found = {"queue": self._queue, "payload": payload, "priority": job.priority, "group": job.group}

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from opentelemetry import trace as otel
 from opentelemetry._logs import SeverityNumber
-from opentelemetry.sdk._logs import LoggerProvider, ReadableLogRecord
+from opentelemetry.sdk._logs import LoggerProvider, LogRecordProcessor, ReadableLogRecord
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
-from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
 from opentelemetry.sdk.metrics.export import Histogram, InMemoryMetricReader, Metric
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -35,6 +35,7 @@ from evsched import (
 )
 from evsched.client.new_job import new_job
 from evsched.config import Config
+from evsched.execution import instruments
 from evsched.tracing import trace
 from tests.support import heavy
 from tests.support.patience import PATIENCE
@@ -563,6 +564,89 @@ async def test_jobs_of_a_batch_have_its_id_and_others_do_not(config: Config, app
 def test_an_app_is_traced_once(app: App, spans: Traced) -> None:
     with pytest.raises(ConfigError, match="already traced"):
         trace(app, spans.provider)
+
+
+class Raises(SpanProcessor):
+    """A span processor that raises, as an exporter does whose queue is closed."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        self._raise_in("on_start")
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self._raise_in("on_end")
+
+    def _raise_in(self, where: str) -> None:
+        if self._where == where:
+            raise RuntimeError(f"{where} raises")
+
+
+class RaisingRecords(LogRecordProcessor):
+    def on_emit(self, log_record: Any) -> None:
+        raise RuntimeError("on_emit raises")
+
+    def shutdown(self) -> None: ...
+
+    def force_flush(self, timeout_millis: int = 0) -> bool:
+        return True
+
+
+class RaisingMeasurements(AlwaysOffExemplarFilter):
+    def should_sample(self, *args: Any, **kwargs: Any) -> bool:
+        raise RuntimeError("should_sample raises")
+
+
+@pytest.mark.parametrize("where", ["on_start", "on_end", "metrics", "records"])
+async def test_an_sdk_that_raises_changes_no_enqueue_and_no_outcome(
+    config: Config, app: App, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    spans, loggers = TracerProvider(shutdown_on_exit=False), LoggerProvider(shutdown_on_exit=False)
+    exemplars = RaisingMeasurements() if where == "metrics" else None
+    meters = MeterProvider([InMemoryMetricReader()], exemplar_filter=exemplars, shutdown_on_exit=False)
+    spans.add_span_processor(Raises(where))
+    if where == "records":
+        loggers.add_log_record_processor(RaisingRecords())
+    trace(app, spans, meter_provider=meters, logger_provider=loggers)
+    instruments._logged.clear()  # pyright: ignore[reportPrivateUsage]
+
+    @app.task
+    async def twice(n: int) -> int:
+        return 2 * n
+
+    @app.task
+    def plain(n: int) -> int:
+        return 2 * n
+
+    @app.task(retry=Retry(attempts=1))
+    async def fail() -> None:
+        raise ValueError("no luck")
+
+    @app.task(retry=Retry(attempts=2))
+    async def later() -> int:
+        if current_job().attempt == 1:
+            raise RetryLater(0.01, "not yet")
+        return 7
+
+    in_process = app.task(on="process")(heavy.double.handler)
+
+    def program() -> int:
+        with app.sync() as client:
+            return client.enqueue(twice, 21).result(PATIENCE)
+
+    async with system(config, app):
+        jobs = [await task.enqueue(21) for task in (twice, plain, in_process)]
+        jobs += await twice.enqueue_many([(21,), (21,)])
+        async with app.batch() as batch:
+            jobs.append(await batch.add(twice, 21))
+        assert [await job.result(PATIENCE) for job in jobs] == [42] * 6
+        assert await asyncio.to_thread(program) == 42
+        assert await (await later.enqueue()).result(PATIENCE) == 7
+        with pytest.raises(JobDead, match=r"attempt 1 of 1: ValueError: no luck \(.*in fail\)"):
+            await (await fail.enqueue()).result(PATIENCE)
+    logged = [record.message for record in caplog.records if "an instrument of the app" in record.message]
+    assert len(logged) == 1
 
 
 async def test_without_an_sdk_nothing_is_written(config: Config, app: App) -> None:
