@@ -216,7 +216,7 @@ def _publish(sending: Sending) -> Generator[None]:
     if current is None:
         yield
         return
-    with _span(OP.QUEUE_PUBLISH, sending.task) as span:
+    with _span(OP.QUEUE_PUBLISH, sending.task or sending.queue) as span:
         _set(span, {"messaging.system": "evsched", "messaging.destination.name": sending.queue})
         try:
             yield

@@ -146,12 +146,12 @@ class _Tracing:
             "messaging.system": "evsched",
             "messaging.operation.name": operation,
             "messaging.destination.name": queue,
-            "evsched.task": task,
+            **({"evsched.task": task} if task else {}),
             **_server(self._app.url),
         }
 
     def _name(self, operation: str, task: str, queue: str) -> str:
-        return f"{operation} {queue if self._by_queue else task}"
+        return f"{operation} {queue if self._by_queue or not task else task}"
 
     def carried(self, meta: Mapping[str, Any], batch: str) -> dict[str, Any]:
         """Add the context of the current span: that of the enqueue, or in which a batch is opened.

@@ -90,6 +90,7 @@ class Sending(Struct, eq=False):
     """One call that enqueues, as the instruments see it. Use it in a `with`, and build the jobs inside."""
 
     task: str
+    """Empty for a graph, whose jobs are of several tasks."""
     queue: str
     options: JobOptions
     instruments: Sequence[Instrument] = ()

@@ -157,9 +157,11 @@ class Enqueuer(Generic[P, R]):
         return {name: value for name, value in found.items() if value is not None}
 
     def outline(
-        self, args: Sequence[Any], kwargs: dict[str, Any], *, later: bool, named: Sequence[str]
+        self, args: Sequence[Any], kwargs: dict[str, Any], batch: str, *, later: bool, named: Sequence[str]
     ) -> tuple[New, dict[str, Any]]:
         """Return a job to which arguments are added: one more by position if `later`, and `named`; and its payload.
+
+        `batch`: the graph, if its id is known.
 
         Raises:
             BadArguments: the task cannot be called with all of these.
@@ -167,7 +169,8 @@ class Enqueuer(Generic[P, R]):
         """
         self._refuse(("id", "unique", "on_conflict"), "the job of a node has its own id")
         places = (len(args), *named) if later else named
-        job = self._maker(self._options, places)([*args, None] if later else args, kwargs | dict.fromkeys(named))
+        options = carried(self._app.instruments, self._options, batch)
+        job = self._maker(options, places)([*args, None] if later else args, kwargs | dict.fromkeys(named))
         return job, without_later(job, len(args), named)
 
     def takes_more(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

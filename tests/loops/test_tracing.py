@@ -561,6 +561,57 @@ async def test_jobs_of_a_batch_have_its_id_and_others_do_not(config: Config, app
     assert linked(spans.one("run last")) == linked(spans.one("run first"))  # the handler passed its context on
 
 
+async def test_runs_of_a_graph_are_linked_to_its_enqueue_and_have_its_id(
+    config: Config, app: App, spans: Traced, queue: str
+) -> None:
+    @app.task
+    async def numbers() -> list[int]:
+        return [1, 2]
+
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    @app.task
+    async def total(rows: list[int]) -> int:
+        return sum(rows)
+
+    graph = app.graph()
+    graph.add("numbers", numbers.s())
+    graph.each("rows", double.using(meta={"tenant": 7}).s(), over="numbers")
+    graph.add("total", total.s(), after="rows")
+    chain = app.chain(numbers.using(meta={"traceparent": PARENT}).s(), total.s())
+
+    def program() -> str:
+        with app.sync() as client:
+            return client.enqueue_graph(chain)
+
+    async with system(config, app):
+        with spans.provider.get_tracer("test").start_as_current_span("request") as request:
+            enqueued = await graph.enqueue()
+        assert await enqueued.result(timeout=PATIENCE) == 6
+        chained = await asyncio.to_thread(program)
+        await app.known_batch(chained).wait(PATIENCE)
+        with pytest.raises(JobExists):
+            await app.chain(numbers.s(), id=chained).enqueue()
+    sent, of_chain, refused = spans.named(f"enqueue {queue}")
+    assert sent.kind is SpanKind.PRODUCER
+    assert sent.parent is not None
+    assert sent.parent.span_id == request.get_span_context().span_id
+    key = "messaging.message.conversation_id"
+    assert [attributes(span)[key] for span in (sent, of_chain)] == [enqueued.id, chained]
+    assert attributes(sent)["messaging.batch.message_count"] == 3
+    assert "evsched.task" not in attributes(sent)
+    assert attributes(refused)["error.type"] == "evsched.errors.JobExists"
+    runs = [*spans.named("run numbers")[:1], *spans.named("run double"), *spans.named("run total")[:1]]
+    assert len(runs) == 4
+    assert [(linked(run), attributes(run)[key]) for run in runs] == [([ids(sent)], enqueued.id)] * 4
+    (own,), (total_of_chain,) = spans.named("run numbers")[1:], spans.named("run total")[1:]
+    there = (int(PARENT[3:35], 16), int(PARENT[36:52], 16))
+    assert [linked(own), linked(total_of_chain)] == [[there], [ids(of_chain)]]
+    assert [attributes(run)[key] for run in (own, total_of_chain)] == [chained] * 2
+
+
 def test_an_app_is_traced_once(app: App, spans: Traced) -> None:
     with pytest.raises(ConfigError, match="already traced"):
         trace(app, spans.provider)
