@@ -161,7 +161,8 @@ class _Reporting:
                         _capture(run, job, prepared, failed)
                     ended = _end_of_check_in(run, prepared, failed)
                     if check_in is not None and ended is not None:
-                        check_in(ended, duration=time.perf_counter() - began)
+                        # Without a duration, Sentry takes the time since the first check-in, that of the first attempt.
+                        check_in(ended, duration=time.perf_counter() - began if job.attempt == 1 else None)
                 # The exception passes no span, which would count it as an error, whatever it is.
                 stack.close()
                 del failed  # its traceback has this frame
@@ -289,6 +290,7 @@ def _capture(run: Run, job: CurrentJob, prepared: Prepared, error: BaseException
         # The exception of another process comes as text. The stack here is that of evsched.
         shown = _values(event, "exception")[-1]
         shown["module"], _, shown["type"] = error.error.rpartition(".")
+        shown["value"] = error.text
         shown.pop("stacktrace", None)
         event["extra"] = {"traceback": error.traceback}
     sentry_sdk.capture_event(event, hint=hint)

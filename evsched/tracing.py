@@ -276,12 +276,12 @@ class _Tracing:
 
 def _described(error: BaseException) -> dict[str, str]:
     """Return the attributes of an exception. That of another process comes as text."""
-    kind, stack = class_name(error), ""
+    kind, text, stack = class_name(error), message(error), ""
     if isinstance(error, HandlerFailed):
-        kind, stack = error.error or kind, error.traceback
+        kind, text, stack = error.error or kind, error.text, error.traceback
     return {
         "exception.type": kind,
-        "exception.message": message(error),
+        "exception.message": text,
         "exception.stacktrace": stack or "".join(traceback.format_exception(error)),
     }
 
