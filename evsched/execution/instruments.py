@@ -1,7 +1,7 @@
 """The instruments of an app, such as tracing, around one enqueue or one run.
 
-They never decide its result: what an instrument raises is logged once, and the work goes on. What the work itself
-raises passes through unchanged.
+They never decide its result: what an instrument raises is logged once, and the work goes on. An exception of the work
+itself passes through unchanged.
 """
 
 from __future__ import annotations
