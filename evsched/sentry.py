@@ -16,8 +16,8 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Final, cast
 
@@ -122,26 +122,21 @@ class _Reporting:
         self._monitors: tuple[EvschedIntegration, dict[tuple[str, str], _Monitor]] | None = None
         """The monitors of an integration, by queue and name of the recurrence."""
 
-    def carried(self) -> dict[str, str]:
-        """Return the trace in which a batch is opened."""
-        return {} if _integration() is None else _headers({})
+    def carried(self, meta: Mapping[str, Any], batch: str) -> dict[str, Any]:
+        """Add the current trace: that of the enqueue, or in which a batch is opened."""
+        return {**meta, **({} if _integration() is None else _headers(meta))}
+
+    def sending(self, sending: Sending) -> AbstractContextManager[None]:
+        """Make a span for an enqueue, if there is a trace."""
+        return nullcontext() if _integration() is None else _publish(sending)
 
     @contextmanager
-    def sending(self, sending: Sending) -> Generator[None]:
-        """Make a span for an enqueue, if there is a trace, and put the trace into the jobs."""
-        if _integration() is None:
-            yield
-            return
-        with _publish(sending):
-            meta = sending.options.get("meta") or {}
-            sending.options = {**sending.options, "meta": {**meta, **_headers(meta)}}
-            yield
-
-    async def running(self, run: Run, call: Callable[[], Awaitable[Any]]) -> Any:
+    def running(self, run: Run) -> Generator[None]:
         """Make a transaction for a run in a scope of its own, and report its error."""
         integration, job, prepared = _integration(), run.current, run.prepared
         if integration is None or job is None or prepared is None:
-            return await call()
+            yield
+            return
         with sentry_sdk.isolation_scope() as scope, ExitStack() as stack:
             scope.clear_breadcrumbs()
             scope.add_event_processor(partial(_describe, job, prepared))
@@ -153,7 +148,7 @@ class _Reporting:
                     check_in(MonitorStatus.IN_PROGRESS)
                 spans = _begin(stack, run, job)
             try:
-                return await call()
+                yield
             except BaseException as error:
                 failed = error
                 raise
@@ -166,7 +161,8 @@ class _Reporting:
                         _capture(run, job, prepared, failed)
                     ended = _end_of_check_in(run, prepared, failed)
                     if check_in is not None and ended is not None:
-                        check_in(ended, duration=time.perf_counter() - began)
+                        # Without a duration, Sentry takes the time since the first check-in, that of the first attempt.
+                        check_in(ended, duration=time.perf_counter() - began if job.attempt == 1 else None)
                 # The exception passes no span, which would count it as an error, whatever it is.
                 stack.close()
                 del failed  # its traceback has this frame
@@ -221,7 +217,7 @@ def _publish(sending: Sending) -> Generator[None]:
     if current is None:
         yield
         return
-    with _span(OP.QUEUE_PUBLISH, sending.task) as span:
+    with _span(OP.QUEUE_PUBLISH, sending.task or sending.queue) as span:
         _set(span, {"messaging.system": "evsched", "messaging.destination.name": sending.queue})
         try:
             yield
@@ -294,6 +290,7 @@ def _capture(run: Run, job: CurrentJob, prepared: Prepared, error: BaseException
         # The exception of another process comes as text. The stack here is that of evsched.
         shown = _values(event, "exception")[-1]
         shown["module"], _, shown["type"] = error.error.rpartition(".")
+        shown["value"] = error.text
         shown.pop("stacktrace", None)
         event["extra"] = {"traceback": error.traceback}
     sentry_sdk.capture_event(event, hint=hint)

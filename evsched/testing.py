@@ -19,13 +19,14 @@
 There is no dispatcher and no worker, and nothing waits: `advance` moves the clock from one due time to the next, and
 runs the due jobs one after the other, in this process and event loop. Recurrences that the app declares are scheduled
 too. The rest works as in production: the scripts, retries, limits, middleware, and the lifespan (around each
-`advance`). Only retention follows Redis's own clock.
+`advance`). Only the timeouts of tasks count real seconds, and retention follows Redis's own clock.
 
 PYTEST_DONT_REWRITE: a conftest.py may import `Clock` before pytest loads this plugin.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import time
@@ -35,6 +36,7 @@ from datetime import date, datetime, timedelta
 from functools import partial
 from typing import Any, Final, Literal, cast
 
+import anyio
 import pytest
 from msgspec import Struct
 from msgspec.structs import replace
@@ -56,6 +58,7 @@ from evsched.execution.deferral import RunStore
 from evsched.execution.executor import Executor
 from evsched.execution.program import Program
 from evsched.execution.run import Delivery, Run
+from evsched.jobs import option_checks as check
 from evsched.jobs.job import Aborted, Buried, Deferred, Done, Outcome, Requeued, Retried, Snoozed, decode
 from evsched.jobs.kept import KeptAnswer, Question
 from evsched.jobs.retry import task_of
@@ -286,6 +289,7 @@ class Clock:
         Raises:
             ConfigError: the name or a day is not valid, or there is no day.
         """
+        check.text("name", name)
         text = calendar_text(name, days)
         for store in self._stores(queue):
             self._sender.send(store.set_calendar(name, text))
@@ -299,6 +303,8 @@ class Clock:
         Raises:
             ConfigError: the name or the window is not valid.
         """
+        check.text("name", name)
+        check.text("window", window)
         parse_window(window)
         if not WINDOW_NAME.fullmatch(name):
             raise ConfigError(f"window name {name!r}: 1 to 100 of A-Z a-z 0-9 . _ -")
@@ -381,7 +387,7 @@ class Clock:
             run = Run(job, Delivery(queue, self.now, time.monotonic(), keeper=self))
             task = task_of(job.payload)
             is_target = task in self._targets and task not in self._program.tasks
-            await (self._target_executor if is_target else self._executor).run(run)
+            await self._work(store, run, self._target_executor if is_target else self._executor)
             self._end(store, run)
             if run.outcome is not None and (words := _words_of(run.outcome)) is not None:
                 ran.append(Ran(job.id, queue, run.task, job.attempt, self.now, *words))
@@ -390,6 +396,23 @@ class Clock:
             if self._runs > _MOST:
                 raise ConfigError(f"more than {_MOST} runs: does job {job.id}, task {run.task}, schedule itself?")
         return 0.0 if worked else max(_TICK, min(step.sleep, recurs, chores))
+
+    async def _work(self, store: Store, run: Run, executor: Executor) -> None:
+        """Have an executor run a job as a worker does, in an asyncio task of its own, which its timeout cancels.
+
+        If the test is cancelled meanwhile, the run is stopped, and its job waits to run again, unless it is done.
+        """
+        run.work = work = asyncio.ensure_future(executor.run(run))
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError:
+            run.stop("lost")
+            with anyio.CancelScope(shield=True):  # it must not go on while the test ends
+                await asyncio.wait([work])
+            if not isinstance(run.outcome, Done):
+                run.outcome = Requeued("the test was cancelled")
+            self._end(store, run)
+            raise
 
     def _note(self, event: Event) -> None:
         if isinstance(event, ChoresDone):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final, Literal, get_args
@@ -146,22 +146,28 @@ class _Tracing:
             "messaging.system": "evsched",
             "messaging.operation.name": operation,
             "messaging.destination.name": queue,
-            "evsched.task": task,
+            **({"evsched.task": task} if task else {}),
             **_server(self._app.url),
         }
 
     def _name(self, operation: str, task: str, queue: str) -> str:
-        return f"{operation} {queue if self._by_queue else task}"
+        return f"{operation} {queue if self._by_queue or not task else task}"
 
-    def carried(self) -> dict[str, str]:
-        """Return the context of the current span, if there is one: that in which a batch is opened."""
-        carrier = dict[str, str]()
-        _W3C.inject(carrier)
-        return carrier
+    def carried(self, meta: Mapping[str, Any], batch: str) -> dict[str, Any]:
+        """Add the context of the current span: that of the enqueue, or in which a batch is opened.
+
+        The caller's entries come first, except for the batch of another job. A context of the caller's own is kept.
+        """
+        context = dict[str, str]()
+        if _CONTEXT not in meta:
+            _W3C.inject(context)
+        own = {key: value for key, value in meta.items() if key != _BATCH}
+        is_traced = batch and get_current_span().get_span_context().is_valid
+        return {**context, **({_BATCH: batch} if is_traced else {}), **own}
 
     @contextmanager
     def sending(self, sending: Sending) -> Generator[None]:
-        """Make a span for an enqueue, and put its context into the jobs."""
+        """Make a span for an enqueue."""
         about = self._about("enqueue", sending.task, sending.queue)
         attributes = {**about, "messaging.operation.type": "send"}
         if sending.many is not None:
@@ -169,21 +175,16 @@ class _Tracing:
         if sending.batch:
             attributes["messaging.message.conversation_id"] = sending.batch
         meta = sending.options.get("meta") or {}
-        given = _CONTEXT in meta
         failed, began = dict[str, str](), time.perf_counter()
         with self._tracer.start_as_current_span(
             self._name("enqueue", sending.task, sending.queue),
             # By the conventions, PRODUCER is the span whose context the job carries. A given context is kept.
-            kind=SpanKind.CLIENT if given else SpanKind.PRODUCER,
+            kind=SpanKind.CLIENT if _CONTEXT in meta else SpanKind.PRODUCER,
             attributes=attributes,
             links=_links(meta),
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
-            batch = sending.batch if span.get_span_context().is_valid else ""
-            carried = _carried(meta, batch, {} if given else self.carried())
-            if carried != meta:
-                sending.options = {**sending.options, "meta": carried}
             try:
                 yield
             except Exception as error:
@@ -199,7 +200,8 @@ class _Tracing:
                 took = time.perf_counter() - began
                 self._operation.record(took, {**about, **failed, "messaging.operation.type": "send"})
 
-    async def running(self, run: Run, call: Callable[[], Awaitable[Any]]) -> Any:
+    @contextmanager
+    def running(self, run: Run) -> Generator[None]:
         """Make a span for a run, and a record if it fails."""
         job = run.current
         assert job is not None
@@ -232,7 +234,7 @@ class _Tracing:
         ) as span:
             failed, kind = None, dict[str, str]()
             try:
-                return await call()
+                yield
             except (RetryLater, Snooze) as error:
                 # A handler that waits for something has not failed, and must not raise alarms on failed spans.
                 name = "evsched.snooze" if isinstance(error, Snooze) else "evsched.retry_later"
@@ -256,6 +258,11 @@ class _Tracing:
         The record has the attributes of the span, which may not have been sampled.
         """
         described = {} if error is None else _described(error)
+        if run.stop_reason == "timeout":  # a thread may still return, but its result does not count
+            kind, reason = "timeout", "it ran longer than its limit"
+        else:
+            kind, reason = described["exception.type"], described["exception.message"]
+        _fail(span, kind, reason)
         if described:
             self._logger.emit(
                 timestamp=time.time_ns(),
@@ -264,22 +271,17 @@ class _Tracing:
                 severity_text="ERROR",
                 attributes={**attributes, **described},
             )
-        if run.stop_reason == "timeout":  # a thread may still return, but its result does not count
-            kind, reason = "timeout", "it ran longer than its limit"
-        else:
-            kind, reason = described["exception.type"], described["exception.message"]
-        _fail(span, kind, reason)
         return kind
 
 
 def _described(error: BaseException) -> dict[str, str]:
     """Return the attributes of an exception. That of another process comes as text."""
-    kind, stack = class_name(error), ""
+    kind, text, stack = class_name(error), message(error), ""
     if isinstance(error, HandlerFailed):
-        kind, stack = error.error or kind, error.traceback
+        kind, text, stack = error.error or kind, error.text, error.traceback
     return {
         "exception.type": kind,
-        "exception.message": message(error),
+        "exception.message": text,
         "exception.stacktrace": stack or "".join(traceback.format_exception(error)),
     }
 
@@ -287,12 +289,6 @@ def _described(error: BaseException) -> dict[str, str]:
 def _fail(span: Span, kind: str, reason: str) -> None:
     span.set_attribute("error.type", kind)
     span.set_status(StatusCode.ERROR, reason)
-
-
-def _carried(meta: Mapping[str, Any], batch: str, context: Mapping[str, str]) -> dict[str, Any]:
-    """Return the `meta` of a job: the caller's entries come first, except for the batch of another job."""
-    own = {key: value for key, value in meta.items() if key != _BATCH}
-    return {**context, **({_BATCH: batch} if batch else {}), **own}
 
 
 def _context(meta: Mapping[str, Any]) -> Context:

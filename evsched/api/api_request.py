@@ -143,13 +143,14 @@ async def _disconnect(http: Request) -> None:
 
 
 def check_served(config: Config, shards: Shards, queue: str) -> None:
-    """Refuse a queue that the API does not serve.
+    """Refuse a queue that this server does not serve.
 
     Raises:
         Problem
     """
     if config.queues and not {queue, shards.whole(queue)} & {*config.queues}:
-        raise Problem(HTTPStatus.FORBIDDEN, "queue-not-allowed", f"queue {queue} is not served by this API")
+        served = ", ".join(config.queues)
+        raise Problem(HTTPStatus.FORBIDDEN, "queue-not-allowed", f"queue {queue} is not served here: only {served}")
 
 
 class ApiRequest(Struct, frozen=True):

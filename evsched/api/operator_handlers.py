@@ -123,7 +123,7 @@ async def _check_used(request: ApiRequest, *, create: bool | None = None) -> Non
     if create or request.config.queues:  # an API that serves only some queues has refused other names already
         return
     if unknown := await client.run(never_used(client.shards, client.store, request.queue)):
-        hint = "" if create is None else "; add ?create=true to do this before its first job"
+        hint = "" if create is None else "; with create=true this is done before its first job"
         raise Problem(HTTPStatus.NOT_FOUND, "no-such-queue", unknown + hint)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypedDict, get_args
 
@@ -16,6 +16,7 @@ from evsched.client.option_values import Unique, due_and_delay, finite_seconds, 
 from evsched.client.target_tasks import check_target, definition, is_target
 from evsched.config import PAYLOAD_CAP
 from evsched.errors import BadArguments, ConfigError
+from evsched.execution.instruments import Instrumented, guarded
 from evsched.jobs import option_checks as check
 from evsched.jobs.arguments import Signature
 from evsched.jobs.job import OnConflict, Payload, RetryFields, decode, encode, is_not_finite
@@ -73,15 +74,15 @@ class Instrument(Protocol):
     """Sees each enqueue and each run of an app, as tracing does. See `App.instrument`."""
 
     def sending(self, sending: Sending, /) -> AbstractContextManager[None]:
-        """Wrap an enqueue. It may replace the options before the jobs are built."""
+        """Return the context of an enqueue, in which its jobs are built and sent."""
         ...
 
-    def carried(self) -> dict[str, str]:
-        """Return the entries of `meta` for the job of a callback that is made now and runs later."""
+    def carried(self, meta: Mapping[str, Any], batch: str, /) -> dict[str, Any]:
+        """Return the `meta` of a job that is built now, with what the instrument adds. `batch`: as of `Sending`."""
         ...
 
-    async def running(self, run: Run, call: Callable[[], Awaitable[Any]], /) -> Any:
-        """Wrap a run: await `call()`, and return its result."""
+    def running(self, run: Run, /) -> AbstractContextManager[None]:
+        """Return the context of a run, in which its handler and all middleware are called."""
         ...
 
 
@@ -89,6 +90,7 @@ class Sending(Struct, eq=False):
     """One call that enqueues, as the instruments see it. Use it in a `with`, and build the jobs inside."""
 
     task: str
+    """Empty for a graph, whose jobs are of several tasks."""
     queue: str
     options: JobOptions
     instruments: Sequence[Instrument] = ()
@@ -98,19 +100,27 @@ class Sending(Struct, eq=False):
     """The batch that they become members of; empty = none."""
     jobs: Sequence[New] = ()
     """The jobs, once they are built."""
-    around: ExitStack | None = None
+    around: Instrumented[Sending] | None = None
 
     def __enter__(self) -> Self:
         if self.instruments:
-            with ExitStack() as stack:
-                for instrument in self.instruments:
-                    stack.enter_context(instrument.sending(self))
-                self.around = stack.pop_all()
+            self.around = Instrumented([instrument.sending for instrument in self.instruments], self)
+            self.around.__enter__()
+            self.options = carried(self.instruments, self.options, self.batch)
         return self
 
     def __exit__(self, *raised: Any) -> None:
         if self.around is not None:
             self.around.__exit__(*raised)
+
+
+def carried(instruments: Sequence[Instrument], options: JobOptions, batch: str = "") -> JobOptions:
+    """Return the options of a job with what the instruments add to its `meta`. `batch`: as of `Sending`."""
+    given = meta = options.get("meta") or {}
+    for instrument in instruments:
+        found = guarded(instrument.carried, meta, batch)
+        meta = meta if found is None else found
+    return options if meta == given else {**options, "meta": meta}
 
 
 def _retry(name: str, value: Any) -> None:

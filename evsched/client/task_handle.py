@@ -15,7 +15,15 @@ from msgspec.structs import replace
 
 from evsched.client.client import Client, SyncClient
 from evsched.client.job_handle import Job, SyncJob
-from evsched.client.new_job import Instrument, JobOptions, Sending, check_job_options, job_maker, without_later
+from evsched.client.new_job import (
+    Instrument,
+    JobOptions,
+    Sending,
+    carried,
+    check_job_options,
+    job_maker,
+    without_later,
+)
 from evsched.client.option_values import digest_of, unique_id
 from evsched.client.target_tasks import TargetJob, definition
 from evsched.client.transaction import Insertion, without_loop
@@ -142,20 +150,18 @@ class Enqueuer(Generic[P, R]):
             ConfigError: the options name an id or a time.
         """
         self._refuse(("id", "unique", "on_conflict", "due", "delay"), "a callback has its own id and time")
-        meta = dict[str, Any]()
-        for instrument in self._app.instruments:
-            meta |= instrument.carried()
-        meta |= self._options.get("meta") or {}
-        job = self._maker({**self._options, "meta": meta} if meta else self._options)((argument,), {})
+        job = self._maker(carried(self._app.instruments, self._options))((argument,), {})
         payload = decode(job.payload)
         del payload["args"]
         found = {"queue": self._queue, "payload": payload, "priority": job.priority, "group": job.group}
         return {name: value for name, value in found.items() if value is not None}
 
     def outline(
-        self, args: Sequence[Any], kwargs: dict[str, Any], *, later: bool, named: Sequence[str]
+        self, args: Sequence[Any], kwargs: dict[str, Any], batch: str, *, later: bool, named: Sequence[str]
     ) -> tuple[New, dict[str, Any]]:
         """Return a job to which arguments are added: one more by position if `later`, and `named`; and its payload.
+
+        `batch`: the graph, if its id is known.
 
         Raises:
             BadArguments: the task cannot be called with all of these.
@@ -163,7 +169,8 @@ class Enqueuer(Generic[P, R]):
         """
         self._refuse(("id", "unique", "on_conflict"), "the job of a node has its own id")
         places = (len(args), *named) if later else named
-        job = self._maker(self._options, places)([*args, None] if later else args, kwargs | dict.fromkeys(named))
+        options = carried(self._app.instruments, self._options, batch)
+        job = self._maker(options, places)([*args, None] if later else args, kwargs | dict.fromkeys(named))
         return job, without_later(job, len(args), named)
 
     def takes_more(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
@@ -20,8 +20,9 @@ from msgspec import Struct
 
 from evsched import forks
 from evsched.execution.failure import Failure, Stack, failure_of, message, release, stack_of, where
+from evsched.execution.instruments import Instrumented
 from evsched.execution.process_pool import CallHandler, HandlerFailed, HandlerMissing, ProcessDied, ProcessPool
-from evsched.execution.program import Program
+from evsched.execution.program import Around, Program
 from evsched.execution.run import TIMED_OUT, Failed, Prepared, Run, encode_result
 from evsched.jobs.current_job import CurrentJob, set_current_job
 from evsched.jobs.job import Message, Snoozed, shorten
@@ -245,9 +246,7 @@ class Handlers:
         call: Callable[[], Awaitable[Any]] = partial(self._call, run, prepared)
         for middleware in reversed(self._middleware):
             call = partial(middleware, cast(CurrentJob, run.current), call)
-        for around in reversed(self._around):
-            call = partial(around, run, call)
-        return call()
+        return _instrumented(self._around, run, call) if self._around else call()
 
     async def _call(self, run: Run, prepared: Prepared) -> Any:
         """Call the handler where its task says."""
@@ -287,6 +286,11 @@ class Handlers:
         run.began = time.monotonic()
         self.running.add(run)
         return await self.processes.call(order, run)
+
+
+async def _instrumented(around: Sequence[Around], run: Run, call: Callable[[], Awaitable[Any]]) -> Any:
+    with Instrumented(around, run):
+        return await call()
 
 
 class _Raised(Struct, frozen=True):

@@ -209,6 +209,11 @@ class HandlerFailed(EvschedError):
         self.kinds = kinds
         """The result of `retry.kinds_of` for the exception."""
 
+    @property
+    def text(self) -> str:
+        """The message without the class."""
+        return str(self).removeprefix(f"{self.error.rpartition('.')[2]}: ")
+
 
 class HandlerMissing(EvschedError):
     """A process does not find the handler of a job, or not one that fits the job. The handler has not begun."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from hashlib import sha256
 from typing import Any
 
@@ -21,8 +21,8 @@ from evsched.store.gate_limits import field
 Middleware = Callable[[CurrentJob, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 """Gets the job and a function that runs it (or the next middleware), and returns the result."""
 
-Around = Callable[[Run, Callable[[], Awaitable[Any]]], Awaitable[Any]]
-"""Wraps a run as middleware does, outside all of it; the instruments of an app."""
+Around = Callable[[Run], AbstractContextManager[None]]
+"""Makes the context in which a run is called, outside all middleware; of an instrument of an app."""
 
 Lifespan = Callable[[], AbstractAsyncContextManager[Any]]
 """Makes the resources that the tasks of a worker share; `current_job().state` is the value that it yields."""

@@ -13,6 +13,7 @@ from evsched.batches.batch import Batch, NewBatch
 from evsched.batches.batch_options import EXPIRES, RETENTION, BatchOptions
 from evsched.batches.starter import write_nodes
 from evsched.client.client import Client
+from evsched.client.new_job import Sending
 from evsched.client.option_values import lasting_seconds
 from evsched.client.task_handle import Outlet, TaskCall
 from evsched.errors import BadArguments, ConfigError
@@ -125,10 +126,10 @@ class Graph:
         self._nodes[name] = node
         self._last = name
 
-    def _outline(self, node: _Added) -> tuple[New, dict[str, Any]]:
+    def _outline(self, node: _Added, batch: str = "") -> tuple[New, dict[str, Any]]:
         by_position = node.edges.over is not None or "" in node.edges.takes
         named = [argument for argument in node.edges.takes if argument]
-        return node.call.task.outline(node.call.args, node.call.kwargs, later=by_position, named=named)
+        return node.call.task.outline(node.call.args, node.call.kwargs, batch, later=by_position, named=named)
 
     async def enqueue(self) -> EnqueuedGraph:
         """Check the graph, and enqueue it: then it is fixed. It is a batch, which the returned handle looks at.
@@ -144,11 +145,13 @@ class Graph:
     async def put(self, client: Client) -> EnqueuedGraph:
         """Do as `enqueue`, through a client."""
         batch = NewBatch(self._id, self._queue, client, self._options)
-        outlines = {name: self._outline(added) for name, added in self._nodes.items()}
-        outlines = {name: (job, await client.sealed_node(payload)) for name, (job, payload) in outlines.items()}
-        rows = self._rows(batch.id, outlines)
-        async with batch:
-            await write_nodes(client, client.store(batch.queue), batch.id, rows)
+        with Sending("", self._queue, {}, self._app.instruments, len(self._nodes), batch.id) as sending:
+            outlines = {name: self._outline(added, batch.id) for name, added in self._nodes.items()}
+            sending.jobs = [job for job, _ in outlines.values()]
+            outlines = {name: (job, await client.sealed_node(payload)) for name, (job, payload) in outlines.items()}
+            rows = self._rows(batch.id, outlines)
+            async with batch:
+                await write_nodes(client, client.store(batch.queue), batch.id, rows)
         return EnqueuedGraph(batch.id, batch.queue, client, self._last)
 
     def _rows(self, batch: str, outlines: Mapping[str, tuple[New, dict[str, Any]]]) -> list[PlanRow]:

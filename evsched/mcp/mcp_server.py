@@ -32,7 +32,7 @@ async def _serve(config: Config, who: str, *, write: bool) -> None:
     calls = ToolCalls(config, who, write=write)
 
     async def list_tools(_: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[_tool(one) for one in described(write=write)])
+        return types.ListToolsResult(tools=[_tool(one) for one in described(config.queues, write=write)])
 
     async def call_tool(_: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         try:

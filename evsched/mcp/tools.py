@@ -74,29 +74,46 @@ class DoctorReport(Struct, frozen=True):
 
 _NAME_SCHEMA: Final = {"type": "string", "pattern": NAME_IN_PATH, "maxLength": 200}
 
-_DOCTOR: Final = Described(
-    "doctor",
-    "Check Redis and all queues, or one, for problems, each with the command that fixes it. It repairs nothing. On a "
-    "large Redis it takes seconds.",
-    {"type": "object", "properties": {"queue": _NAME_SCHEMA}, "additionalProperties": False},
-    None,
-    False,
-)
+
+def described(queues: Sequence[str] = (), *, write: bool) -> list[Described]:
+    """Return the tools of a server. `queues`: as of `ToolCalls`. `write`: with the tools that change something."""
+    found = [_described(name, tool, queues) for name, tool in TOOLS.items()]
+    doctor = Described(
+        "doctor",
+        "Check Redis and all queues, or one, for problems, each with the command that fixes it. It repairs nothing, "
+        "and writes only a test key that it deletes at once. On a large Redis it takes seconds.",
+        {
+            "type": "object",
+            "properties": {"queue": {**_NAME_SCHEMA, "description": _about_queues(queues)}},
+            "additionalProperties": False,
+        },
+        None,
+        False,
+    )
+    return [*(one for one in found if write or not one.writes), doctor]
 
 
-def described(*, write: bool) -> list[Described]:
-    """Return the tools of a server. `write`: with the tools that change something."""
-    found = [_described(name, tool) for name, tool in TOOLS.items()]
-    return [*(one for one in found if write or not one.writes), _DOCTOR]
+def _about_queues(queues: Sequence[str]) -> str:
+    return f"The name of a queue{': ' if queues else ''}{' or '.join(queues)}."
 
 
-def _described(name: str, tool: McpTool) -> Described:
+def _default_queue(queues: Sequence[str]) -> str | None:
+    """Return the queue of a call that names none; None if it must name one."""
+    if len(queues) == 1:
+        return queues[0]
+    return DEFAULT_QUEUE if not queues or DEFAULT_QUEUE in queues else None
+
+
+def _described(name: str, tool: McpTool, queues: Sequence[str]) -> Described:
     operation = _BY_ID[tool.operation]
     in_path = re.findall(r"{(\w+)}", operation.path)
     properties: dict[str, Any] = {
         one: {**_NAME_SCHEMA, "description": f"{PATH_PARAMETERS[one].capitalize()}."} for one in in_path
     }
-    required, shared = [one for one in in_path if one != "queue"], dict[str, Any]()
+    default = _default_queue(queues)
+    if "queue" in properties:
+        properties["queue"] |= {"description": _about_queues(queues)} | ({"default": default} if default else {})
+    required, shared = [one for one in in_path if one != "queue" or default is None], dict[str, Any]()
     if tool.fixed is None:
         for kind in operation.inputs.values():
             (own,), more = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
@@ -129,7 +146,7 @@ class ToolCalls:
         self._config = config
         self._client = Client(config.url).as_operator(who, "mcp")
         self._shards = KnownShards(self._client)
-        self._names = {one.name for one in described(write=write)}
+        self._names = {one.name for one in described(config.queues, write=write)}
 
     async def close(self) -> None:
         await self._client.close()
@@ -153,7 +170,7 @@ class ToolCalls:
 
     async def _call(self, operation: Operation, tool: McpTool, arguments: Mapping[str, Any]) -> Any:
         in_path = re.findall(r"{(\w+)}", operation.path)
-        path = {name: _path_part(name, arguments.get(name)) for name in in_path}
+        path = {name: _path_part(name, arguments.get(name), self._config.queues) for name in in_path}
         rest = {name: value for name, value in arguments.items() if name not in path}
         if (queue := path.get("queue")) is not None:
             check_served(self._config, self._client.shards, queue)
@@ -194,12 +211,15 @@ def _as_json(found: Any) -> Any:
 def _of_doctor(arguments: Mapping[str, Any]) -> dict[str, str]:
     if rest := arguments.keys() - {"queue"}:
         raise invalid(f"the tool has no argument {', '.join(map(repr, sorted(rest)))}")
-    return {name: _path_part(name, value) for name, value in arguments.items()}
+    return {name: _path_part(name, value) for name, value in arguments.items() if value is not None}
 
 
-def _path_part(name: str, value: Any) -> str:
+def _path_part(name: str, value: Any, queues: Sequence[str] = ()) -> str:
     if name == "queue" and value is None:
-        return DEFAULT_QUEUE
+        value = _default_queue(queues)
+    if value is None:
+        hint = f": {' or '.join(queues)}" if name == "queue" else ""
+        raise invalid(f"the argument {name} is missing: give {PATH_PARAMETERS[name]}{hint}")
     if not isinstance(value, str) or not re.fullmatch(NAME_IN_PATH, value) or len(value) > 200:
         raise invalid(f"{PATH_PARAMETERS[name]} is {NAME_RULE}")
     return value

@@ -208,7 +208,7 @@ async def test_unused_queue_is_refused_unless_the_request_creates_it(
     refused = await api.ask(method, f"{misspelt}/{of}", body)
     assert (refused.status_code, refused.json()["code"]) == (404, "no-such-queue")
     assert f"has no jobs, no workers and no recurrences: did you mean {queue}?" in refused.json()["detail"]
-    assert "?create=true" in refused.json()["detail"]
+    assert "with create=true" in refused.json()["detail"]
     assert snapshot(raw, queue) == before
     assert not raw.keys(f"*{misspelt.rpartition('/')[2]}*")
     assert (await api.ask(method, f"{misspelt}/{of}?create=true", body)).status_code == 200

@@ -74,7 +74,7 @@ async def test_model_reads_and_cannot_write_without_the_flag(cli: Cli, queue: st
         assert "4111" not in str([found, job, report])
         assert "--write" in await refusal(client, "cancel", queue=queue, id="later")
         assert "not-found" in await refusal(client, "show_job", queue=queue, id="none")
-        assert "id of a job" in await refusal(client, "show_job", queue=queue)
+        assert "the argument id is missing: give the id of a job" in await refusal(client, "show_job", queue=queue)
         assert "no argument 'depth'" in await refusal(client, "show_job", queue=queue, id="later", depth=3)
         assert "Expected `int`" in await refusal(client, "find_jobs", queue=queue, limit="many")
     assert cli.json("show", "later", *of)["place"] == "schedule"
@@ -104,10 +104,37 @@ async def test_model_that_may_write_acts_in_its_queue_and_is_in_the_audit_trail(
         assert [row["queue"] for row in (await ask(client, "list_queues"))["queues"]] == [queue]
         assert "queue-not-allowed" in await refusal(client, "pause_queue", queue="other", why="")
         assert "queue-not-allowed" in await refusal(client, "doctor", queue="other")
-        assert "queue-not-allowed" in await refusal(client, "find_jobs")  # the default queue
+        assert (await ask(client, "find_jobs"))["jobs"] == (await ask(client, "find_jobs", queue=queue))["jobs"] != []
+        refused = await refusal(client, "find_jobs", queue="default")
+        assert refused == f"queue-not-allowed: queue default is not served here: only {queue}"
     acts = cli.json("audit", *of)
     assert {(one["who"], one["from"]) for one in acts} == {("claude for ana", "mcp")}
     assert {"cancel", "revive", "pause", "resume"} <= {one["act"] for one in acts}
+
+
+@pytest.mark.parametrize(
+    ("queues", "default", "about"),
+    [
+        ((), "default", "The name of a queue."),
+        (("mail",), "mail", "The name of a queue: mail."),
+        (("mail", "default"), "default", "The name of a queue: mail or default."),
+        (("mail", "orders"), None, "The name of a queue: mail or orders."),
+    ],
+)
+def test_schemas_name_the_queues_and_the_one_that_is_meant_if_none_is_given(
+    queues: tuple[str, ...], default: str | None, about: str
+) -> None:
+    tools = {tool.name: tool.inputs for tool in described(queues, write=False)}
+    queue = tools["explain"]["properties"]["queue"]
+    assert (queue.get("default"), queue["description"]) == (default, about)
+    assert ("queue" in tools["explain"]["required"]) is (default is None)
+    assert tools["doctor"]["properties"]["queue"]["description"] == about
+
+
+async def test_a_server_of_several_queues_asks_for_one(cli: Cli, queue: str) -> None:
+    async with connected(cli, "--queue", queue, "--queue", "other") as client:
+        refused = await refusal(client, "explain", id="later")
+    assert f"the argument queue is missing: give the name of a queue: {queue} or other" in refused
 
 
 @pytest.mark.parametrize("tool", described(write=True), ids=lambda tool: tool.name)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Generator
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import anyio
 import pytest
 
 from evsched import (
@@ -32,6 +35,7 @@ from evsched.jobs.job import Message
 from evsched.store.store import Store
 from evsched.testing import Clock, Ran, clock, evsched_app, evsched_server
 from evsched.transport.embedded import EmbeddedRedis
+from tests.support.patience import PATIENCE
 from tests.support.plain import plain_client
 
 __all__ = ["clock", "evsched_app", "evsched_server"]
@@ -206,6 +210,8 @@ async def test_calendars_and_windows_are_given_and_changed(office: tuple[App, Cl
         lambda: clock.set_calendar("holidays", ""),
         lambda: clock.set_calendar("holidays", [5]),  # pyright: ignore[reportArgumentType] - the mistake
         lambda: clock.set_window("hours", "always"),
+        lambda: clock.set_window("hours", 5),  # pyright: ignore[reportArgumentType]
+        lambda: clock.set_calendar(5, "2030-01-01"),  # pyright: ignore[reportArgumentType]
         lambda: clock.set_window("my hours", "10:00-11:00 UTC"),
     ):
         with pytest.raises(ConfigError):
@@ -372,6 +378,75 @@ async def test_limits_in_code_hold_in_the_queue_that_they_name(evsched_server: E
         ("mail", 2),
     ]
     clock.close()
+
+
+@app.task(timeout=0.05, retry=Retry(attempts=1))
+async def slow() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_timeout_ends_a_handler_that_waits(clock: Clock) -> None:
+    await slow.enqueue()
+    async with asyncio.timeout(PATIENCE):
+        (run,) = await clock.advance()
+    assert run.outcome == "dead"
+    assert "timeout: it ran longer than its limit" in (run.reason or "")
+
+
+began, stopped = threading.Event(), list[str]()
+
+
+@app.task(retry=Retry(attempts=1))
+async def hold() -> int:
+    if stopped:
+        return current_job().attempt
+    began.set()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        stopped.append("loop")
+    return 0
+
+
+@app.task(retry=Retry(attempts=1))
+def hold_thread() -> int:
+    if stopped:
+        return current_job().attempt
+    began.set()
+    while not current_job().cancelled:
+        threading.Event().wait(0.005)
+    stopped.append("thread")
+    raise GiveUp("it was stopped")
+
+
+async def cancel_when_it_runs(cancel: Callable[[], Any]) -> None:
+    assert await asyncio.to_thread(began.wait, PATIENCE)
+    cancel()
+
+
+@pytest.mark.parametrize("scoped", [False, True], ids=["asyncio", "anyio"])
+@pytest.mark.parametrize(("task", "on"), [(hold, "loop"), (hold_thread, "thread")], ids=["loop", "thread"])
+async def test_a_test_that_is_cancelled_stops_the_run_and_its_job_runs_again(
+    clock: Clock, scoped: bool, task: Any, on: str
+) -> None:
+    began.clear()
+    stopped.clear()
+    start, job = clock.now, await task.enqueue()
+    if scoped:
+        scope = anyio.CancelScope()
+        watch = asyncio.ensure_future(cancel_when_it_runs(scope.cancel))
+        with scope:
+            await clock.advance(seconds=10)
+        assert scope.cancelled_caught
+    else:
+        advancing = asyncio.ensure_future(clock.advance(seconds=10))
+        watch = asyncio.ensure_future(cancel_when_it_runs(advancing.cancel))
+        with pytest.raises(asyncio.CancelledError):
+            await advancing
+    await watch
+    assert stopped == [on]
+    (run,) = await clock.advance()
+    assert (run.id, run.outcome, run.result, run.at) == (job.id, "done", 1, start)
 
 
 async def test_a_job_that_schedules_itself_for_now_is_found(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
