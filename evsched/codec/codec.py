@@ -64,7 +64,7 @@ class Codec:
         id_key: str | bytes | None = None,
         accept_plain: bool | Collection[str] = True,
     ) -> None:
-        if keys is not None and not (isinstance(keys, Mapping) and keys):
+        if keys is not None and not _has_keys(keys):
             raise ConfigError("Codec: keys has no key: give keys by their ids, or leave it out to compress only")
         found = {_checked_id(name): _read_key(f"key {name!r}", key) for name, key in (keys or {}).items()}
         self._ciphers = _ciphers(found) if found else {}
@@ -144,7 +144,7 @@ class Codec:
         except Exception as error:  # noqa: BLE001
             why = f"the store does not give {sealed.ref!r}: {type(error).__name__}: {error}"
             raise CannotOpen(why, later=True) from None
-        if not isinstance(data, bytes):
+        if type(data) is not bytes:
             why = f"get returned {type(data).__name__} for {sealed.ref!r}: return bytes, or raise LookupError"
             raise CannotOpen(why, later=True)
         return replace(sealed, data=data, ref="")
@@ -158,6 +158,10 @@ class Codec:
     def is_current(self, sealed: Sealed) -> bool:
         """Return whether a value is sealed as this codec would seal it now: with its key to write."""
         return sealed.key == self.write
+
+
+def _has_keys(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(cast("Mapping[Any, Any]", value))
 
 
 def _are_names(value: Any) -> bool:

@@ -120,7 +120,8 @@ def test_rekey_explains_what_the_store_does(cli: Cli, queue: str, raw: Any, ref:
 
 @pytest.mark.extra
 def test_rekey_that_was_killed_is_finished_by_the_next_one(cli: Cli, queue: str, raw: Any) -> None:
-    client = SyncClient(cli.environment["EVSCHED_URL"]).with_codec(Codec({"old": OLD, "new": NEW}, write="old"))
+    client = SyncClient(cli.environment["EVSCHED_URL"])
+    client.client.with_codec(Codec({"old": OLD, "new": NEW}, write="old"))
     options: list[JobOptions] = [{"id": f"j{n}", "delay": 5000} for n in range(120)]
     client.enqueue(queue, [new_job("pay", [one], {}, one) for one in options])
     client.declare(queue, Declared(name="r", payload=encode({"task": "pay", "args": [SECRET]}), rule="@daily"))
@@ -141,7 +142,7 @@ def test_rekey_that_was_killed_is_finished_by_the_next_one(cli: Cli, queue: str,
         printed = done.stdout
     assert counts == [0, 50, 100, 121]
     assert json.loads(printed) == {"key": "new", "done": 21, "changed": 0, "missing": {}}
-    client.with_codec(Codec({"new": NEW}))
+    client.client.with_codec(Codec({"new": NEW}))
     assert all((found := client.status(queue, f"j{n}")) and not found.sealed for n in range(120))
     client.close()
 
