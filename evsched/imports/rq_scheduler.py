@@ -14,14 +14,14 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 import msgspec
-from cronsim import CronSim, CronSimError
+from cronsim import CronSim
 from msgspec import Struct
 
 from evsched.client.client import SyncClient
 from evsched.errors import ConfigError
 from evsched.imports.imported import Imported
 from evsched.imports.rule_text import both_days
-from evsched.recurrence.cron import ALIASES
+from evsched.recurrence.cron import ALIASES, parse_rule
 from evsched.store.queue import as_scores
 from evsched.transport.call import Call, raw
 
@@ -131,10 +131,7 @@ def cron_rule(text: str) -> str:
     day, weekday = parts[-3], parts[-1]
     if not day.startswith("*") and not weekday.startswith("*"):
         # The sets of the fields; the time at which the walk begins does not matter.
-        try:
-            walk = CronSim(" ".join(parts[-5:]), _BEGIN)
-        except CronSimError as error:
-            raise ConfigError(f"cron_string {text!r}: {error}") from None
+        walk = CronSim(parse_rule(" ".join(parts[-5:])).cron or "", _BEGIN)
         if not all(isinstance(one, int) and one >= 0 for one in (*walk.days, *walk.weekdays)):
             raise ConfigError(f"cron_string {text!r}: no rule has such days")
         parts[-3], parts[-1] = both_days(_whole(walk.days), {one % 7 for one in _whole(walk.weekdays)})

@@ -17,6 +17,7 @@ from typing import Final
 from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
+from cronsim.cronsim import Field
 from msgspec import Struct
 
 from evsched.errors import ConfigError
@@ -60,6 +61,9 @@ _FIELDS: Final = (
     ("month", "1 to 12 or jan to dec"),
     ("day-of-week", "0 to 7 or sun to sat, 5L, or 1#2"),
 )
+
+_RANGE_OF_ONE: Final = re.compile(r"([^-,/\s]+)-([^-,/\s]+)/0*[1-9][0-9]*")
+"""A range with a step, whose ends may be equal."""
 
 _EVERY: Final = re.compile(r"every\s+([0-9]+(?:\.[0-9]+)?)")
 
@@ -157,10 +161,32 @@ def parse_rule(text: str, zone: str = "UTC") -> Rule:
     if cron.startswith("@"):
         raise ConfigError(f"rule {text!r} is not known: the names are {', '.join(ALIASES)}")
     try:
-        CronSim(cron, datetime(2026, 1, 1, tzinfo=found_zone))
+        plain = _plain(cron)
+        CronSim(plain, datetime(2026, 1, 1, tzinfo=found_zone))
     except (CronSimError, ValueError) as error:  # ValueError: digits that Python cannot convert
         raise ConfigError(f"rule {text!r}: {_place(cron, str(error))}") from None
-    return Rule(text, found_zone, cron)
+    return Rule(text, found_zone, plain)
+
+
+def _plain(cron: str) -> str:
+    """Return a cron rule with `5` for `5-5/15`, which cronsim reads as `5/15`: 5, 20, 35 and 50.
+
+    Raises:
+        CronSimError: an end of a range is not valid.
+    """
+    parts = cron.split()
+    if "/" not in cron or len(parts) not in (5, 6):
+        return cron
+    fields = [*Field][6 - len(parts) :]
+    return " ".join(
+        ",".join(_plain_piece(field, piece) for piece in part.split(","))
+        for field, part in zip(fields, parts, strict=True)
+    )
+
+
+def _plain_piece(field: Field, piece: str) -> str:
+    found = _RANGE_OF_ONE.fullmatch(piece)
+    return found[1] if found and field.int(found[1].upper()) == field.int(found[2].upper()) else piece
 
 
 def _place(cron: str, message: str) -> str:

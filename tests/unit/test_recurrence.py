@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from itertools import islice
+from random import Random
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -114,6 +116,35 @@ DAYS: list[tuple[str, str, list[str]]] = [
     ("*/30 2 * * *", "2026-10-25", [f"2026-10-25T0{h}:{m}:00" for h in (0, 1) for m in ("00", "30")]),
     ("0 30 2 * * *", "2026-10-25", ["2026-10-25T00:30:00", "2026-10-25T01:30:00"]),  # six fields: no special rules
 ]
+
+
+FIELDS: list[tuple[str, int, int, list[str]]] = [
+    ("{} * * * *", 0, 59, []),
+    ("0 {} * * *", 0, 23, []),
+    ("0 0 {} * *", 1, 31, []),
+    ("0 0 1 {} *", 1, 12, ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]),
+    ("0 0 * * {}", 0, 6, ["sun", "mon", "tue", "wed", "thu", "fri", "sat"]),
+]
+
+
+def test_ranges_with_steps_have_the_values_that_cron_gives_them() -> None:
+    """Compares one field at a time. Its ranges are often of one value, and their ends are numbers or names."""
+    chance = Random(3)
+    for _ in range(100):
+        n = chance.randrange(5)
+        rule, low, high, names = FIELDS[n]
+        pieces, expected = list[str](), set[int]()
+        for _ in range(chance.randint(1, 2)):
+            first = chance.randint(low, high)
+            last, step = min(high, first + chance.choice([0, 0, 1, 9])), chance.randint(1, high + 3)
+            begin, end = (chance.choice([str(one), *names[one - low : one - low + 1]]) for one in (first, last))
+            pieces.append(f"{begin}-{end.title()}/{step}")
+            expected |= {*range(first, last + 1, step)}
+        text, found = rule.format(",".join(pieces)), set[int]()
+        for moment in islice(parse_rule(text).walk(1_767_225_599.0), len(expected) + 1):
+            at = datetime.fromtimestamp(moment, UTC)
+            found.add([at.minute, at.hour, at.day, at.month, at.isoweekday() % 7][n])
+        assert found == expected, text
 
 
 @pytest.mark.parametrize(("text", "day", "expected"), DAYS)
