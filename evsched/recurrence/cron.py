@@ -65,7 +65,8 @@ _FIELDS: Final = (
 _RANGE_OF_ONE: Final = re.compile(r"([^-,/\s]+)-([^-,/\s]+)/0*[1-9][0-9]*")
 """A range with a step, whose ends may be equal."""
 
-_EVERY: Final = re.compile(r"every\s+([0-9]+(?:\.[0-9]+)?)")
+_EVERY: Final = re.compile(r"every\s+(.+)")
+_SECONDS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 _SHORTEST: Final = 1.0
 """The shortest interval between two occurrences, in seconds."""
@@ -152,6 +153,9 @@ def parse_rule(text: str, zone: str = "UTC") -> Rule:
         raise ConfigError(f"rule {text[:40]!r}... has {len(text)} characters, more than {_LONGEST_RULE}")
     found_zone = find_zone(zone)
     if found := _EVERY.fullmatch(text.strip()):
+        if not _SECONDS.fullmatch(found[1]):
+            give = f"a number of seconds from {_SHORTEST:g} to {_WIDEST:.0f}"
+            raise ConfigError(f"rule {text!r}: the interval is {found[1]!r}: give {give}, such as every 90")
         every = float(found[1])
         if not _SHORTEST <= every <= _WIDEST:
             bound = f"least {_SHORTEST:g}" if every < _SHORTEST else f"most {_WIDEST:g}"
@@ -202,9 +206,24 @@ def _place(cron: str, message: str) -> str:
     if message == "Bad day-of-month" and _parses([*parts[:-2], "*", parts[-1]]):
         return f"it never falls due: no month of {parts[-2]!r} has a day {parts[-3]!r}"
     for n, (name, range_) in enumerate(fields):
+        field = Field(6 - len(parts) + n)
         if message == f"Bad {name}":
-            return f"field {n + 1}, the {name}, is {parts[n]!r}: give {range_}"
+            why = next(filter(None, (_wrong_piece(field, piece) for piece in parts[n].split(","))), "")
+            return f"field {n + 1}, the {name}, is {parts[n]!r}: {why or f'give {range_}'}"
     return message
+
+
+def _wrong_piece(field: Field, piece: str) -> str:
+    """Return why a part of a field is not valid, if it has the form of a range or a step; else an empty text."""
+    term, slash, step = piece.partition("/")
+    if slash and step.strip("0") == "":
+        return f"the step of {piece!r} is {step or 'missing'}: give 1 or more"
+    first, _, last = term.partition("-")
+    try:
+        falls = field.int(first.upper()) > field.int(last.upper())
+    except CronSimError:
+        return ""
+    return f"{term!r} ends before it begins: write two ranges, with a comma between them" if falls else ""
 
 
 def _parses(parts: list[str]) -> bool:
