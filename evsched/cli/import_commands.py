@@ -84,11 +84,11 @@ def crontab(
     from evsched.imports.crontab import machine_zone, read_crontab
 
     try:
-        text = sys.stdin.read() if file is None else file.read_text(errors="surrogateescape")
+        content = sys.stdin.buffer.read() if file is None else file.read_bytes()
     except OSError as error:
-        raise CannotStart(f"{file} cannot be read: {error.strerror}") from None
+        raise CannotStart(f"{file or 'stdin'} cannot be read: {error.strerror}") from None
     found, in_zone = _imported(flags), machine_zone() if zone is None else find_zone(zone).key
-    read_crontab(text, found, task=task, zone=in_zone, users=user_column)
+    read_crontab(content.decode(errors="surrogateescape"), found, task=task, zone=in_zone, users=user_column)
     return _write(found, flags)
 
 
@@ -182,7 +182,7 @@ def _variable(name: str, what: str) -> Any:
     return found
 
 
-class Row(Struct, frozen=True):
+class ImportedRow(Struct, frozen=True):
     """An entry that was imported, or would be."""
 
     name: str
@@ -208,7 +208,7 @@ _COLUMNS: Final = (
 
 def _write(found: Imported, flags: ImportFlags | None) -> int:
     """Write the entries, or with --dry-run only list them; print the remarks; return the exit code."""
-    given, remarks, rows = flags or ImportFlags(), [*found.remarks], list[Row]()
+    given, remarks, rows = flags or ImportFlags(), [*found.remarks], list[ImportedRow]()
     with client(given.url, changes_queue=True) as redis:
         for entry in found.entries:
             try:
@@ -222,7 +222,7 @@ def _write(found: Imported, flags: ImportFlags | None) -> int:
     return int(bool(remarks))
 
 
-def _write_one(redis: CommandClient, entry: Entry, *, dry_run: bool) -> Row:
+def _write_one(redis: CommandClient, entry: Entry, *, dry_run: bool) -> ImportedRow:
     """Make or change one entry; return its row.
 
     Raises:
@@ -231,12 +231,12 @@ def _write_one(redis: CommandClient, entry: Entry, *, dry_run: bool) -> Row:
     made = entry.made
     if isinstance(made, New):
         change = _write_job(redis, entry.queue, made, dry_run=dry_run)
-        return Row(made.id, "once", None, made.due, change, entry.queue, entry.task, entry.where)
+        return ImportedRow(made.id, "once", None, made.due, change, entry.queue, entry.task, entry.where)
     next_ = next(read_recurrence(made).walk(redis.now(entry.queue)), None)
     if next_ is None:
         raise ConfigError(f"{made.name}: no time of the rule {made.rule!r} is ahead")
     change = _write_recurrence(redis, Store(entry.queue), made, dry_run=dry_run)
-    return Row(made.name, made.rule, made.zone, next_, change, entry.queue, entry.task, entry.where)
+    return ImportedRow(made.name, made.rule, made.zone, next_, change, entry.queue, entry.task, entry.where)
 
 
 def _write_recurrence(redis: CommandClient, store: Store, declared: Declared, *, dry_run: bool) -> Change:
@@ -257,7 +257,7 @@ def _write_job(redis: CommandClient, queue: str, job: New, *, dry_run: bool) -> 
     return change
 
 
-def _note(rows: Sequence[Row], remarks: Sequence[Remark], flags: ImportFlags) -> None:
+def _note(rows: Sequence[ImportedRow], remarks: Sequence[Remark], flags: ImportFlags) -> None:
     """Print the remarks, and how much was done, on stderr."""
     for remark in remarks:
         output.note(f"{remark.where}: {remark.why}")

@@ -1,4 +1,4 @@
-"""What operators have done: a search in the audit trails."""
+"""Searches the audit trails for acts of operators."""
 
 from __future__ import annotations
 

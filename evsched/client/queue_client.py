@@ -1,4 +1,4 @@
-"""What clients do with a whole queue: its recurrences, pause, limits, past, workers, calendars and windows."""
+"""The part of a client about whole queues: recurrences, pauses, limits, past, workers, calendars and windows."""
 
 from __future__ import annotations
 

@@ -27,7 +27,10 @@ _MAIL: Final = ("MAILTO", "MAILFROM")
 
 
 def read_crontab(text: str, found: Imported, *, task: str, zone: str, users: bool = False) -> None:
-    """Read a crontab. `task`: gets each command. `zone`: until a line CRON_TZ. `users`: it has a column of users."""
+    """Read a crontab, in which surrogates stand for bytes that are not UTF-8.
+
+    `task`: gets each command. `zone`: until a line CRON_TZ. `users`: it has a column of users.
+    """
     in_zone, known = zone, set[str]()
     for number, line in enumerate(text.split("\n"), 1):
         where, line = f"line {number}", line.strip(" \t\r")
@@ -82,6 +85,8 @@ def _command(rule: str, text: str) -> str:
     if step := _STEP_OF_ONE.search(rule):
         wrong = step[0].strip(" ,")
         raise ConfigError(f"{wrong}...: crons differ about a step without a range; write 5-59/15 for 5/15")
+    if not command.isascii() and any("\udc80" <= one <= "\udcff" for one in command):
+        raise ConfigError("the command is not UTF-8, in which jobs are written: convert the file with iconv")
     return command
 
 

@@ -75,13 +75,13 @@ def test_crontab_is_shown_then_imported_and_a_second_import_changes_nothing(cli:
 
 
 def test_crontab_comes_from_stdin_with_a_prefix(cli: Cli, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (cli.folder / "tab").write_text("@daily root /bin/a\n")
-    with (cli.folder / "tab").open() as stdin:
+    (cli.folder / "tab").write_bytes(b"# Latin-1: f\xfcr\n@daily root /bin/a\n")
+    with (cli.folder / "tab").open(encoding="utf-8") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         found = imported(cli, "crontab", "--task", "t", "--user-column", "--prefix", "web1-", "--queue", queue, code=1)
     (row,) = found["entries"]
     assert row["name"].startswith("web1-a-")
-    assert found["remarks"] == [{"where": "line 1", "why": "user root: its commands run as the user of the worker"}]
+    assert found["remarks"] == [{"where": "line 2", "why": "user root: its commands run as the user of the worker"}]
 
 
 def test_recurrence_that_code_declares_is_left_alone(cli: Cli, queue: str, raw: Any) -> None:

@@ -146,7 +146,7 @@ def test_line_that_cannot_be_expressed_has_a_remark(line: str, why: str) -> None
 
 def test_command_that_is_not_utf8_has_a_remark() -> None:
     (remark,) = read(b"0 0 * * * echo \xff".decode(errors="surrogateescape")).remarks
-    assert "JSON" in remark.why
+    assert "is not UTF-8" in remark.why
 
 
 def test_zone_of_the_machine_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
