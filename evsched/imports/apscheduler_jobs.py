@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any, Final
 
 from evsched.errors import ConfigError
-from evsched.imports.imported import Imported, digest, zone_name
+from evsched.imports.imported import Imported, digest, foreign, zone_name
 from evsched.imports.rule_text import both_days, field
 
 _RANGES: Final = {"day": (1, 31), "month": (1, 12), "day_of_week": (0, 6), "hour": (0, 23)}
@@ -29,18 +30,34 @@ def read_scheduler(scheduler: Any, found: Imported) -> None:
     if scheduler.running:
         scheduler.shutdown(wait=False)
         raise ConfigError("the import of its module starts the scheduler: start it where the program is run instead")
-    for job in _jobs(scheduler):
+    for job in _jobs(scheduler, found):
         with found.part(job.id):
             _read_job(job, found)
 
 
-def _jobs(scheduler: Any) -> Iterable[Any]:
+def _jobs(scheduler: Any, found: Imported) -> Iterable[Any]:
     """Return the jobs by their ids. A scheduler that was not started has not read its stores."""
     jobs = dict[str, Any]()
     for alias, store in scheduler._jobstores.items():
-        store.start(scheduler, alias)
-        jobs |= {job.id: job for job in store.get_all_jobs()}
+        with found.part(f"job store {alias}"), foreign("it cannot be read"):
+            store._reconstitute_job = _kept(store._reconstitute_job, f"job store {alias}", found)
+            store.start(scheduler, alias)
+            jobs |= {job.id: job for job in store.get_all_jobs() if job is not _UNREAD}
     return (jobs | {job.id: job for job in scheduler.get_jobs()}).values()
+
+
+_UNREAD: Final = SimpleNamespace(id="", next_run_time=None)
+
+
+def _kept(restore: Callable[..., Any], where: str, found: Imported) -> Callable[..., Any]:
+    """Return a function that restores a job of a store. A store removes the jobs for which its own one fails."""
+
+    def kept(*state: Any) -> Any:
+        with found.part(where), foreign("a job of it cannot be restored, and stays there"):
+            return restore(*state)
+        return _UNREAD
+
+    return kept
 
 
 def _read_job(job: Any, found: Imported) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, tzinfo
 from hashlib import sha1
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from msgspec import Struct
 
@@ -124,9 +124,51 @@ class Imported:
 
 
 def _job(call: Call, options: JobOptions) -> New:
+    """Return the job of a call.
+
+    Raises:
+        ConfigError: a value is not valid, or JSON would make another one of an argument, such as a text of a date.
+    """
     check_job_options(options)
     task, args, kwargs = call
-    return new_job(task, args, {**kwargs}, options)
+    job = new_job(task, args, {**kwargs}, options)
+    for name, value in (*enumerate(args, 1), *kwargs.items()):
+        if other := _not_plain(value):
+            raise ConfigError(f"its argument {name} has {other}, which JSON does not hold: pass a plain value")
+    return job
+
+
+def _not_plain(value: Any) -> str:
+    """Return a part of an argument that does not arrive as it is, though it was written as JSON; else empty text.
+
+    Lists for tuples are expected.
+    """
+    parts: list[Any] = [value]
+    while parts:
+        part: Any = parts.pop()
+        if isinstance(part, dict):
+            odd = {type(key).__name__ for key in cast("dict[Any, Any]", part) if not isinstance(key, str)}
+            if odd:
+                return f"a key of the type {min(odd)}"
+            parts += part.values()
+        elif isinstance(part, list | tuple):
+            parts += part
+        elif not isinstance(part, str | int | float | None):
+            return f"a value of the type {type(part).__name__}"
+    return ""
+
+
+@contextmanager
+def foreign(what: str) -> Generator[None]:
+    """Run code of the other program or its library: whatever it raises is the user's mistake, said in one line.
+
+    Raises:
+        ConfigError: the code raised an error.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - such as the error of a database's driver
+        raise ConfigError(f"{what}: {type(error).__name__}: {f'{error}'.partition(chr(10))[0]}") from None
 
 
 def digest(text: str) -> str:

@@ -18,7 +18,7 @@ from cronsim import CronSim
 from msgspec import Struct
 
 from evsched.client.client import SyncClient
-from evsched.errors import ConfigError
+from evsched.errors import WRONG_TYPE, ConfigError, StoreRefused
 from evsched.imports.imported import Imported
 from evsched.imports.rule_text import both_days
 from evsched.recurrence.cron import ALIASES, parse_rule
@@ -60,12 +60,27 @@ def read_jobs(redis: SyncClient, found: Imported, *, zone: str) -> None:
     start, more = 0, True
     while more:
         words = ("ZRANGE", _SCHEDULED, start, start + _SLICE - 1, "WITHSCORES")
-        rows = redis.send(Call(words, as_scores))
+        rows = _sent(redis, Call(words, as_scores))
         for job_id, score in rows:
-            values = redis.send(Call(("HMGET", f"rq:job:{job_id}", *_FIELDS), raw))
             with found.part(job_id):
+                values = _sent(redis, Call(("HMGET", f"rq:job:{job_id}", *_FIELDS), raw))
                 _read_job(job_id, score, dict(zip(_FIELDS, values, strict=True)), found, zone)
         start, more = start + _SLICE, len(rows) == _SLICE
+
+
+def _sent(redis: SyncClient, call: Call[T]) -> T:
+    """Send a command to the Redis of RQ, and return its reply.
+
+    Raises:
+        StoreDown, StoreRefused
+        ConfigError: the key is of another type than that of RQ.
+    """
+    try:
+        return redis.send(call)
+    except StoreRefused as error:
+        if error.kind != WRONG_TYPE:
+            raise
+        raise ConfigError(f"the key {call.words[1]} is of another type than RQ's: look at it with redis-cli") from None
 
 
 def _read_job(job_id: str, due: float, fields: dict[str, bytes | None], found: Imported, zone: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pickle
 import sys
@@ -95,7 +96,7 @@ def test_recurrence_that_code_declares_is_left_alone(cli: Cli, queue: str, raw: 
 
 
 CELERY = """
-from datetime import timedelta
+from datetime import datetime, timedelta
 from celery import Celery
 from celery.beat import ScheduleEntry
 from celery.schedules import crontab, schedule
@@ -116,13 +117,28 @@ app.conf.beat_schedule = {
     "fast": {"task": "shop.tick", "schedule": 0.1},
     "no schedule": {"task": "shop.tick"},
     "no task": {"schedule": 60},
+    "number": 5,
+    "letters": {"task": "shop.tick", "schedule": 60, "args": "abc"},
+    "time": {"task": "shop.tick", "schedule": 60, "args": ([{"at": datetime(2027, 1, 1)}],)},
+    "set": {"task": "shop.tick", "schedule": 60, "kwargs": {"of": {1, 2}}},
+    "bytes": {"task": "shop.tick", "schedule": 60, "args": (b"x",)},
+    "keys": {"task": "shop.tick", "schedule": 60, "args": ({1: 2},)},
+    "negative": {"task": "shop.tick", "schedule": timedelta(seconds=-5)},
+    "clock": {"task": "shop.tick", "schedule": crontab(nowfun=datetime.now)},
     "an object": ScheduleEntry("an object", "shop.tick", schedule=45.0, options={"queue": Queue("QUEUE")}, app=app),
 }
 
 class Odd(schedule.__mro__[1]):
     pass
 
-app.conf.beat_schedule["odd"] = {"task": "shop.tick", "schedule": Odd()}
+class Never(schedule):
+    def is_due(self, last): return False, 3600
+
+class Holidays(crontab):
+    def is_due(self, last): return False, 3600
+
+for odd in (Odd(), Never(60), Holidays(minute=5)):
+    app.conf.beat_schedule[type(odd).__name__.lower()] = {"task": "shop.tick", "schedule": odd}
 
 @app.on_after_finalize.connect
 def add(sender, **_):
@@ -146,13 +162,49 @@ def test_beat_schedule_of_a_celery_app_is_imported(cli: Cli, queue: str, module:
         "added": ("every 10", "UTC", queue, "shop.tick"),
     }
     why = {remark["where"]: remark["why"] for remark in found["remarks"]}
-    assert set(why) == {"friday 13", "elsewhere", "objects", "fast", "odd", "no schedule", "no task"}
-    assert "expires=5" in why["elsewhere"]
-    assert "both the day of the month" in why["friday 13"]
-    assert "JSON" in why["objects"]
-    assert "Odd" in why["odd"]
+    says = {
+        "friday 13": "both the day of the month",
+        "elsewhere": "expires=5",
+        "objects": "JSON",
+        "fast": "at least 1 s",
+        "no schedule": "missing required field `schedule`",
+        "no task": "missing required field `task`",
+        "number": "got `int`",
+        "letters": "got `str` - at `$.args`",
+        "time": "argument 1 has a value of the type datetime",
+        "set": "argument of has a value of the type set",
+        "bytes": "argument 1 has a value of the type bytes",
+        "keys": "argument 1 has a key of the type int",
+        "negative": "the interval is '-5'",
+        "clock": "crontab with a nowfun",
+        "odd": "the class Odd",
+        "never": "the class Never",
+        "holidays": "the class Holidays",
+    }
+    assert set(why) == set(says)
+    assert {where for where, part in says.items() if part not in why[where]} == set()
     assert json.loads(stored(cli, queue, "every-30-seconds", raw)["payload"])["args"] == [16, 16]
     assert {row["change"] for row in imported(cli, *words, code=1)["entries"]} == {"same"}
+
+
+def test_mistakes_in_the_program_of_celery_are_named(cli: Cli, queue: str, module: str) -> None:
+    text = """
+from celery import Celery
+from celery.schedules import crontab
+zone, settings, table = Celery(), Celery(), Celery()
+zone.conf.timezone = "Mars/X"
+zone.conf.beat_schedule = {"cron": {"task": "t", "schedule": crontab()}, "every": {"task": "t", "schedule": 5}}
+settings.config_from_object("no_such_module")
+table.conf.beat_schedule = ["t"]
+"""
+    (cli.folder / f"{module}.py").write_text(text)
+    found = imported(cli, "celery-beat", f"{module}:zone", "--queue", queue, code=1)
+    assert [row["name"] for row in found["entries"]] == ["every"]
+    assert "timezone='Mars/X'" in found["remarks"][0]["why"]
+    for name, said in (("settings", "ModuleNotFoundError: No module named 'no_such_module'"), ("table", "dictionary")):
+        done = cli.run("import", "celery-beat", f"{module}:{name}", "--queue", queue)
+        assert said in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 def test_next_times_of_celery_rules_are_those_of_celery(cli: Cli, queue: str, module: str) -> None:
@@ -262,6 +314,41 @@ def test_jobs_in_the_stores_of_apscheduler_are_imported(
     assert rules == RULES
     why = {remark["where"]: remark["why"] for remark in found["remarks"]}
     assert "paused" in why["paused"]
+
+
+def test_stores_of_apscheduler_that_cannot_be_read_are_named_and_lose_no_job(
+    cli: Cli, queue: str, module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = f"""
+from apscheduler.jobstores.redis import RedisJobStore
+from apscheduler.jobstores.sqlalchemy import SQLAlchemyJobStore
+from apscheduler.schedulers.background import BackgroundScheduler
+
+def gone(): ...
+def kept(): ...
+
+stores = {{"default": SQLAlchemyJobStore(url="sqlite:///{tmp_path}/jobs.sqlite")}}
+scheduler = BackgroundScheduler(jobstores=stores, timezone="UTC")
+"""
+    (cli.folder / f"{module}.py").write_text(text)
+    program = importlib.import_module(module)
+    program.scheduler.start(paused=True)
+    for name in ("gone", "kept"):
+        program.scheduler.add_job(f"{module}:{name}", "cron", hour=1, id=name)
+    program.scheduler.shutdown()
+    down = f'scheduler.add_jobstore(RedisJobStore(unix_socket_path="{tmp_path}/none"), "down")\n'
+    (cli.folder / f"{module}.py").write_text(f"{text.replace('def gone', 'def other')}\n{down}")
+    words = ("apscheduler", f"{module}:scheduler", "--queue", queue, "--dry-run")
+    for _ in range(2):
+        monkeypatch.delitem(sys.modules, module)
+        importlib.invalidate_caches()
+        found = imported(cli, *words, code=1)
+        assert [row["name"] for row in found["entries"]] == ["kept"]
+        why = {remark["where"]: remark["why"] for remark in found["remarks"]}
+        assert {*why} == {"job store default", "job store down"}
+        assert "a job of it cannot be restored" in why["job store default"]
+        assert f"{module}:gone" in why["job store default"]
+        assert "ConnectionError" in why["job store down"]
 
 
 def test_next_times_of_apscheduler_rules_are_those_of_apscheduler(cli: Cli, queue: str, module: str) -> None:
@@ -376,19 +463,25 @@ def test_record_of_rq_that_cannot_be_read_is_named(cli: Cli, queue: str, server:
         "no-meta": (call, [1]),
         "odd-interval": (call, {"interval": "soon"}),
         "odd-rule": (call, {"cron_string": 5}),
+        "set": ((*call[:2], ({1},), {}), {}),
     }
     for name, (data, meta) in records.items():
         rq.hset(f"rq:job:{name}", mapping={"data": pickle.dumps(data), "meta": pickle.dumps(meta)})
     rq.hset("rq:job:deep", "data", "[" * 100_000)
     rq.hset("rq:job:cut", "data", pickle.dumps(call)[:-5])
     rq.hset("rq:job:none", "data", "")
-    rq.zadd("rq:scheduler:scheduled_jobs", dict.fromkeys([*records, "deep", "cut", "none", "gone"], 4070952000.0))
+    rq.set("rq:job:text", "")
+    rq.zadd(
+        "rq:scheduler:scheduled_jobs", dict.fromkeys([*records, "deep", "cut", "none", "gone", "text"], 4070952000.0)
+    )
     found = imported(cli, "rq-scheduler", f"{server.url}?db=9", "--queue", queue, code=1)
     why = {remark["where"]: remark["why"] for remark in found["remarks"]}
     assert [row["name"] for row in found["entries"]] == ["daily"]
     assert "it runs at 00:00:00 UTC and not at 12:00:00" in why.pop("daily")
     assert why.pop("gone") == "its record is gone"
+    assert "the key rq:job:text is of another type" in why.pop("text")
     assert {*why} == {*records, "deep", "cut", "none"} - {"daily"}
+    assert "argument 1 has a value of the type set" in why.pop("set")
     assert {text.partition(":")[0] for text in why.values()} == {
         "its data cannot be read",
         "its data is not that of RQ",
