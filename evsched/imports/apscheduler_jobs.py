@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any, Final
 
 from evsched.errors import ConfigError
-from evsched.imports.imported import Imported, digest, foreign, zone_name
+from evsched.imports.imported import Call, Imported, digest, foreign, zone_name
 from evsched.imports.rule_text import both_days, field
 
 _RANGES: Final = {"day": (1, 31), "month": (1, 12), "day_of_week": (0, 6), "hour": (0, 23)}
@@ -68,15 +69,19 @@ def _read_job(job: Any, found: Imported) -> None:
     """
     trigger, name = job.trigger, _name(job)
     call = (job.func_ref or "", job.args, job.kwargs)
-    if getattr(job, "next_run_time", job) is None:
+    if (planned := getattr(job, "next_run_time", job)) is None:
         raise ConfigError("it is paused, so it is left out")
+    first = None if planned is job else planned.timestamp()  # one that waits for its scheduler's start may have none
+    if first is not None and job.pending:
+        found.remark(job.id, f"next_run_time={planned}: the first run is at a time of its rule")
     kind = type(trigger).__name__ if type(trigger).__module__.startswith("apscheduler.") else ""
     if kind == "DateTrigger":
-        found.job(job.id, name, call, due=trigger.run_date.timestamp())
+        _read_single(job, (job.id, name, call), first or trigger.run_date.timestamp(), found)
         return
     if kind == "IntervalTrigger":
-        rule = found.interval(job.id, trigger.interval_length, trigger.start_date.timestamp())
-        zone, start = "UTC", None
+        begin = trigger.start_date.timestamp()  # if none is given: an interval after the program's start, a fraction
+        rule, zone = found.interval(job.id, trigger.interval_length, begin), "UTC"
+        start, first = begin if begin.is_integer() else None, first or begin
     elif kind == "CronTrigger":
         rule, zone, start = _cron(trigger), zone_name(trigger.timezone), _moment(trigger.start_date)
     else:
@@ -88,6 +93,7 @@ def _read_job(job: Any, found: Imported) -> None:
         name,
         call,
         rule=rule,
+        first=first,
         zone=zone,
         start=start,
         end=_moment(trigger.end_date),
@@ -95,6 +101,18 @@ def _read_job(job: Any, found: Imported) -> None:
         overlap=_overlap(job, found),
         misfire=_misfire(job, found),
     )
+
+
+def _read_single(job: Any, entry: tuple[str, str, Call], due: float, found: Imported) -> None:
+    """Add a job that runs once.
+
+    Raises:
+        ConfigError: APScheduler would drop it.
+    """
+    grace = _option(job, "misfire_grace_time")
+    if grace is not None and time.time() - due > grace:
+        raise ConfigError(f"its time has passed, and APScheduler drops a run that is late by more than {grace} s")
+    found.job(*entry, due=due)
 
 
 _RANDOM: Final = re.compile(r"[0-9a-f]{32}")

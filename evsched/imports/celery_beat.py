@@ -79,7 +79,7 @@ def _rule(schedule: Any, app: Any) -> tuple[str, str]:
         ConfigError: evsched has no such rule.
     """
     schedules: Any = importlib.import_module("celery.schedules")
-    kind: Any = type(schedule)  # a subclass may be due at other times
+    kind = schedule.__class__  # a subclass may be due at other times
     if kind is schedules.crontab and schedule.nowfun is None:
         day, weekday = both_days(schedule.day_of_month, schedule.day_of_week)
         minute, hour = field(schedule.minute, 0, 59), field(schedule.hour, 0, 23)

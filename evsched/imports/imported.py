@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, tzinfo
@@ -10,11 +12,12 @@ from hashlib import sha1
 from typing import Any, Final, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.errors import ConfigError
 from evsched.keys import check_queue
-from evsched.recurrence.recurrence import Declared, check_declared, read_recurrence
+from evsched.recurrence.recurrence import Declared, Recurrence, check_declared, read_recurrence
 from evsched.store.client_calls import New
 
 _NAME_MOST: Final = 150
@@ -22,6 +25,8 @@ _NAME_MOST: Final = 150
 
 _NOTICED: Final = 3600.0
 """Seconds of an interval whose runs are expected at certain times of the day."""
+
+_DAY: Final = 86400.0
 
 Call = tuple[str, Sequence[Any], Mapping[str, Any]]
 """A task, and its arguments by position and by name."""
@@ -69,7 +74,8 @@ class Imported:
     def interval(self, where: str, seconds: float, first: float) -> str:
         """Return the rule of an interval. `first`: when a run was planned, in Unix seconds."""
         if seconds >= _NOTICED and (moved := first % seconds) >= 1:
-            now, then = (f"{datetime.fromtimestamp(at, UTC):%H:%M:%S}" for at in (first - moved, first))
+            form = "%H:%M:%S" if seconds <= _DAY else "%Y-%m-%d %H:%M:%S"
+            now, then = (datetime.fromtimestamp(at, UTC).strftime(form) for at in (first - moved + seconds, first))
             why = f"an interval counts from 1970, so it runs at {now} UTC and not at {then}: use a cron rule for a time"
             self.remark(where, why)
         return f"every {seconds:.12g}"
@@ -81,11 +87,12 @@ class Imported:
         call: Call,
         *,
         rule: str,
+        first: float | None = None,
         queue: str | None = None,
         timeout: float | None = None,
         **fields: Any,
     ) -> None:
-        """Add a recurrence. `fields`: of `Declared`.
+        """Add a recurrence. `fields`: of `Declared`. It starts at `first` if its rule alone would have it run earlier.
 
         Raises:
             ConfigError: evsched refuses it.
@@ -93,7 +100,9 @@ class Imported:
         job = _job(call, JobOptions(timeout=timeout))
         declared = Declared(name=self._name(name), rule=rule, payload=job.payload, **fields)
         check_declared(declared)
-        read_recurrence(declared)
+        recurrence = read_recurrence(declared)
+        if first is not None and first > _latest(recurrence, time.time()):
+            declared = replace(declared, start=first)
         self.entries.append(Entry(where, check_queue(queue or self._queue), call[0], declared))
 
     def job(
@@ -112,6 +121,8 @@ class Imported:
             ConfigError: evsched refuses it.
         """
         job = _job(call, JobOptions(id=self._name(job_id), due=due, timeout=timeout))
+        if due <= time.time():
+            self.remark(where, "its time has passed: it runs at once, and again if it is imported again")
         self.entries.append(Entry(where, check_queue(queue or self._queue), call[0], job))
 
     def _name(self, text: str) -> str:
@@ -121,6 +132,12 @@ class Imported:
             name = next(tried for n in range(2, len(self._names) + 3) if (tried := f"{name}.{n}") not in self._names)
         self._names.add(name)
         return name
+
+
+def _latest(recurrence: Recurrence, now: float) -> float:
+    """Return the latest time at which the other scheduler may run it first, if it began long ago."""
+    every = recurrence.rule.every  # it counts from another moment there; 0 = a cron rule
+    return (now + every if every else next(recurrence.walk(now), math.inf)) + recurrence.declared.spread
 
 
 def _job(call: Call, options: JobOptions) -> New:

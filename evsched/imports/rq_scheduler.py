@@ -118,7 +118,7 @@ def _read_job(job_id: str, due: float, fields: dict[str, bytes | None], found: I
         return
     # rq-scheduler catches up with one run after a pause, and does not know whether the last one has ended.
     shared: dict[str, Any] = {"zone": zone, "count": stated.repeat, "overlap": "allow"}
-    found.recurrence(job_id, job_id, call, rule=rule, queue=queue, timeout=timeout, **shared)
+    found.recurrence(job_id, job_id, call, rule=rule, first=due, queue=queue, timeout=timeout, **shared)
 
 
 def _timeout(value: bytes | None) -> float | None:

@@ -253,6 +253,13 @@ def add():
     scheduler.pause_job(add(report, "interval", hours=1, id="paused").id) if scheduler.running else None
     add(report, "interval", hours=7)
     add(report, "interval", days=1, start_date="2026-01-01 03:00:00", id="mornings")
+    add(report, "interval", seconds=10, start_date="2099-06-01 00:00:00", id="later")
+    add(report, "cron", hour=4, start_date="2099-06-01 00:00:00", id="cron-later")
+    add(report, "interval", minutes=1, next_run_time=datetime(2099, 6, 1, tzinfo=UTC), id="put-off")
+    add(report, "cron", minute=0, next_run_time=datetime(2099, 6, 1, tzinfo=UTC), id="cron-put-off")
+    add(report, "interval", weeks=1, start_date="2099-06-01 00:00:00", id="weekly")
+    add(report, "date", run_date=datetime(2020, 1, 1, tzinfo=UTC), id="missed", misfire_grace_time=60)
+    add(report, "date", run_date=datetime(2020, 1, 1, tzinfo=UTC), id="overdue", misfire_grace_time=None)
 """
 
 RULES = {
@@ -265,8 +272,29 @@ RULES = {
     "last-friday": "0 0 * * 5L",
     "ends": "0 0 1,L * *",
     "mornings": "every 86400",
+    "later": "every 10",
+    "cron-later": "0 4 * * *",
+    "put-off": "every 60",
+    "cron-put-off": "0 * * * *",
+    "weekly": "every 604800",
     "once": "once",
+    "overdue": "once",
 }
+
+LATER = datetime(2099, 6, 1, tzinfo=UTC).timestamp()
+IN_BERLIN = LATER - 7200
+STARTS = {
+    "later": IN_BERLIN,
+    "cron-later": IN_BERLIN + 4 * 3600,
+    "put-off": LATER,
+    "cron-put-off": LATER,
+    "weekly": datetime(2099, 6, 4, tzinfo=UTC).timestamp(),
+}
+"""The next times of the jobs that begin later."""
+
+
+def next_times(document: Any) -> dict[str, float]:
+    return {name: at for name, (at,) in by_name(document, "next").items() if name in STARTS}
 
 
 def test_jobs_that_a_program_adds_to_apscheduler_are_imported(cli: Cli, queue: str, module: str, raw: Any) -> None:
@@ -282,7 +310,14 @@ def test_jobs_that_a_program_adds_to_apscheduler_are_imported(cli: Cli, queue: s
     for remark in found["remarks"]:
         why[remark["where"]] = f"{why.get(remark['where'], '')} {remark['why']}"
     (random,) = [where for where in why if len(where) == 32]
-    assert {*why} == {"seconds", "last day", "last friday", "week", "friday-13", "or", "objects", "mornings", random}
+    assert {*why} == {
+        *("seconds", "last day", "last friday", "week", "friday-13", "or", "objects", "mornings", random),
+        *("weekly", "put-off", "cron-put-off", "missed", "overdue"),
+    }
+    assert next_times(found) == STARTS
+    assert "at 2099-06-04 00:00:00 UTC and not at 2099-05-31 22:00:00" in why["weekly"]
+    assert "late by more than 60 s" in why["missed"]
+    assert "it runs at once" in why["overdue"]
     assert "it runs at 00:00:00 UTC and not at 02:00:00" in why["mornings"]
     assert "max_instances=3" in why["last day"]
     assert "misfire_grace_time=3600" in why["last day"]
@@ -312,6 +347,7 @@ def test_jobs_in_the_stores_of_apscheduler_are_imported(
     found = imported(cli, "apscheduler", f"{module}:scheduler", "--queue", queue, "--dry-run", code=1)
     rules = {name: rule for name, (rule,) in by_name(found, "rule").items() if not name.startswith("report-")}
     assert rules == RULES
+    assert next_times(found) == STARTS
     why = {remark["where"]: remark["why"] for remark in found["remarks"]}
     assert "paused" in why["paused"]
 
@@ -357,11 +393,11 @@ def test_next_times_of_apscheduler_rules_are_those_of_apscheduler(cli: Cli, queu
     jobs = {job.id: job for job in sys.modules[module].scheduler.get_jobs()}
     now, checked = datetime.now(UTC), 0
     for row in found["entries"]:
-        if row["rule"][:5] not in ("every", "once") and row["where"] != "seconds":
+        if row["rule"][:5] not in ("every", "once") and row["where"] not in ("seconds", "cron-put-off"):
             theirs = jobs[row["where"]].trigger.get_next_fire_time(None, now)
             assert row["next"] == theirs.timestamp(), row["where"]
             checked += 1
-    assert checked == 6
+    assert checked == 7
 
 
 def test_scheduler_that_starts_when_it_is_imported_is_refused(cli: Cli, queue: str, module: str) -> None:
@@ -404,7 +440,9 @@ def test_jobs_of_rq_scheduler_are_imported(cli: Cli, queue: str, server: Embedde
     scheduler.cron("0 9 13 * fri", "shop.report", id="friday-13")
     scheduler.cron("@daily", "shop.report", id="daily", timeout=90, use_local_timezone=True)
     scheduler.schedule(at, "shop.tick", interval=90, id="interval")
+    scheduler.schedule(datetime.now(UTC), "shop.tick", interval=90, id="soon")
     other.enqueue_at(at, "shop.tick", 1, job_id="once", meta={"who": "ana"})
+    other.enqueue_at(datetime(2020, 1, 1, tzinfo=UTC), "shop.tick", job_id="overdue")
     scheduler.enqueue_at(at, "shop.tick", timedelta(1), job_id="objects")
     words = ("rq-scheduler", f"{server.url}?db=9", "--queue", "unused")
     found = imported(cli, *words, code=1)
@@ -413,14 +451,19 @@ def test_jobs_of_rq_scheduler_are_imported(cli: Cli, queue: str, server: Embedde
         "first-monday": ("0 9 * * 1#1", queue, "shop.report"),
         "daily": ("0 0 * * *", queue, "shop.report"),
         "interval": ("every 90", queue, "shop.tick"),
+        "soon": ("every 90", queue, "shop.tick"),
+        "overdue": ("once", f"{queue}-2", "shop.tick"),
         "once": ("once", f"{queue}-2", "shop.tick"),
     }
     for row in found["entries"]:
-        if row["name"] != "interval":
+        if row["name"] == "soon":
+            assert row["next"] < time.time() + 100
+        else:
             assert row["next"] == rq.zscore("rq:scheduler:scheduled_jobs", row["where"]), row
     assert {row["zone"] for row in found["entries"]} == {"America/Lima", None}
     why = {remark["where"]: remark["why"] for remark in found["remarks"]}
-    assert set(why) == {"friday-13", "once", "objects"}
+    assert set(why) == {"friday-13", "once", "objects", "overdue"}
+    assert "it runs at once" in why["overdue"]
     assert "datetime.timedelta" in why["objects"]
     assert "who" in why["once"]
     assert {row["change"] for row in imported(cli, *words, code=1)["entries"]} == {"same"}
