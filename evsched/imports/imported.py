@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.errors import ConfigError
+from evsched.jobs.job import decode
 from evsched.keys import check_queue
-from evsched.recurrence.recurrence import Declared, Recurrence, check_declared, read_recurrence
+from evsched.recurrence.recurrence import Declared, Recurrence, check_declared, read_payload, read_recurrence
 from evsched.store.client_calls import New
 
 _NAME_MOST: Final = 150
@@ -27,6 +28,9 @@ _NOTICED: Final = 3600.0
 """Seconds of an interval whose runs are expected at certain times of the day."""
 
 _DAY: Final = 86400.0
+
+_SOURCE: Final = "imported"
+"""The part of a payload's `meta` that names the source of its recurrence."""
 
 Call = tuple[str, Sequence[Any], Mapping[str, Any]]
 """A task, and its arguments by position and by name."""
@@ -50,11 +54,15 @@ class Entry(Struct, frozen=True):
 
 
 class Imported:
-    """Collects what a reader finds. `queue`: for entries that name none. `prefix`: before the names of recurrences."""
+    """Collects what a reader finds. `queue`: for entries that name none. `prefix`: before the names of recurrences.
 
-    def __init__(self, queue: str, prefix: str = "") -> None:
+    `source`: the schedule that is read. The payloads of recurrences name it, so that a later import finds them.
+    """
+
+    def __init__(self, queue: str, prefix: str = "", source: str = "") -> None:
         self.entries = list[Entry]()
         self.remarks = list[Remark]()
+        self.source = f"{source} {prefix}".strip()
         self._queue = queue
         self._prefix = prefix
         self._names = set[str]()
@@ -97,7 +105,7 @@ class Imported:
         Raises:
             ConfigError: evsched refuses it.
         """
-        job = _job(call, JobOptions(timeout=timeout))
+        job = _job(call, JobOptions(timeout=timeout, meta={_SOURCE: self.source} if self.source else None))
         declared = Declared(name=self._name(name), rule=rule, payload=job.payload, **fields)
         check_declared(declared)
         recurrence = read_recurrence(declared)
@@ -132,6 +140,15 @@ class Imported:
             name = next(tried for n in range(2, len(self._names) + 3) if (tried := f"{name}.{n}") not in self._names)
         self._names.add(name)
         return name
+
+
+def source_of(name: str, fields: dict[str, bytes]) -> str | None:
+    """Return the source of a recurrence, whose record any client may have written; None if it was not imported."""
+    try:
+        meta = decode(read_payload(name, fields)).get("meta")
+    except ConfigError:
+        return None
+    return meta.get(_SOURCE) if isinstance(meta, dict) else None
 
 
 def _latest(recurrence: Recurrence, now: float) -> float:

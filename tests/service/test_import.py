@@ -72,7 +72,16 @@ def test_crontab_is_shown_then_imported_and_a_second_import_changes_nothing(cli:
     (name,) = [row["name"] for row in shown["entries"] if row["rule"].startswith("0 2")]
     record = stored(cli, queue, name, raw)
     assert (record["rule"], record["zone"], record["overlap"]) == ("0 3 * * mon", "Europe/Berlin", "allow")
-    assert json.loads(record["payload"]) == {"task": "run_command", "args": ["/bin/c"]}
+    payload = {"task": "run_command", "args": ["/bin/c"], "meta": {"imported": f"crontab {file}"}}
+    assert json.loads(record["payload"]) == payload
+    file.write_text("*/5 * * * * /bin/a\n")
+    assert imported(cli, "crontab", str(file), "--task", "t", "--prefix", "b-", "--queue", queue)["remarks"] == []
+    for dry in (["--dry-run"], []):
+        (remark,) = imported(cli, *words, *dry, code=1)["remarks"]
+        assert remark["where"] == name
+        assert f"evsched recurrences remove {name} --queue {queue}" in remark["why"]
+    assert cli.run("recurrences", "remove", name, "--queue", queue).returncode == 0
+    assert imported(cli, *words)["remarks"] == []
 
 
 def test_crontab_comes_from_stdin_with_a_prefix(cli: Cli, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
