@@ -218,7 +218,8 @@ def _write(found: Imported, flags: ImportFlags | None) -> int:
                 rows.append(_write_one(redis, entry, dry_run=given.dry_run))
             except ConfigError as error:
                 remarks.append(Remark(entry.where, str(error)))
-        remarks += _gone(redis, found, given.queue)
+        if found.whole:
+            remarks += _gone(redis, found, given.queue)
     listed = {"dry_run": given.dry_run, "entries": rows, "remarks": remarks}
     shown = ([row.name, row.change, row.rule, row.zone, Moment(row.next), row.queue, row.task] for row in rows)
     listing(given.json, listed, _COLUMNS, shown, "nothing to import")

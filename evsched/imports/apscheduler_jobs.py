@@ -31,7 +31,9 @@ def read_scheduler(scheduler: Any, found: Imported) -> None:
     if scheduler.running:
         scheduler.shutdown(wait=False)
         raise ConfigError("the import of its module starts the scheduler: start it where the program is run instead")
-    for job in _jobs(scheduler, found):
+    jobs = _jobs(scheduler, found)
+    found.whole = not found.remarks
+    for job in jobs:
         with found.part(job.id):
             _read_job(job, found)
 

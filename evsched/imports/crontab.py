@@ -61,6 +61,7 @@ def read_crontab(text: str, found: Imported, *, task: str, zone: str, users: boo
         with found.part(where):
             name = f"{_word(command)}-{digest(named)}"
             found.recurrence(where, name, call, rule=rule, zone=in_zone, misfire="skip", overlap="allow")
+    found.remarks.sort(key=lambda remark: int(remark.where.removeprefix("line ")))
 
 
 def _columns(line: str, *, users: bool) -> tuple[str, str, str]:

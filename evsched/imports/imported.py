@@ -63,6 +63,8 @@ class Imported:
         self.entries = list[Entry]()
         self.remarks = list[Remark]()
         self.source = f"{source} {prefix}".strip()
+        self.whole = True
+        """Whether all of the schedule was read: recurrences of an earlier import that it lacks are gone from it."""
         self._queue = queue
         self._prefix = prefix
         self._names = set[str]()
@@ -145,10 +147,10 @@ class Imported:
 def source_of(name: str, fields: dict[str, bytes]) -> str | None:
     """Return the source of a recurrence, whose record any client may have written; None if it was not imported."""
     try:
-        meta = decode(read_payload(name, fields)).get("meta")
+        meta: Any = decode(read_payload(name, fields)).get("meta")
     except ConfigError:
         return None
-    return meta.get(_SOURCE) if isinstance(meta, dict) else None
+    return cast("dict[str, Any]", meta).get(_SOURCE) if isinstance(meta, dict) else None
 
 
 def _latest(recurrence: Recurrence, now: float) -> float:

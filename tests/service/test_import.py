@@ -394,6 +394,12 @@ scheduler = BackgroundScheduler(jobstores=stores, timezone="UTC")
         assert "a job of it cannot be restored" in why["job store default"]
         assert f"{module}:gone" in why["job store default"]
         assert "ConnectionError" in why["job store down"]
+    imported(cli, *words[:-1], code=1)
+    (cli.folder / f"{module}.py").write_text(text.replace(f"{tmp_path}", f"{tmp_path}/none"))
+    monkeypatch.delitem(sys.modules, module)
+    importlib.invalidate_caches()
+    (remark,) = imported(cli, *words, code=1)["remarks"]  # and none that says that its jobs are gone
+    assert remark["where"] == "job store default"
 
 
 def test_next_times_of_apscheduler_rules_are_those_of_apscheduler(cli: Cli, queue: str, module: str) -> None:

@@ -92,6 +92,14 @@ def test_commands_arrive_without_the_escapes_of_the_crontab() -> None:
     assert command(backslash) == r"grep 'a\%\d' x"
 
 
+def test_remarks_are_in_the_order_of_the_lines() -> None:
+    assert [remark.where for remark in read("61 * * * * x\nHOME=/\n*/0 * * * * y").remarks] == [
+        "line 1",
+        "line 2",
+        "line 3",
+    ]
+
+
 def test_crontab_that_wants_no_mail_has_no_remark() -> None:
     assert read('MAILTO=""\n@daily x').remarks == []
 
