@@ -33,7 +33,7 @@ def read_beat(app: Any, found: Imported) -> None:
             _read_entry(f"{name}", _entry(entry), app, found)
 
 
-class _Entry(Struct):
+class _BeatEntry(Struct):
     """An entry of a beat schedule."""
 
     task: str
@@ -43,19 +43,19 @@ class _Entry(Struct):
     options: dict[str, Any] | None = None
 
 
-def _entry(given: Any) -> _Entry:
+def _entry(given: Any) -> _BeatEntry:
     """Read an entry, a dictionary or a ScheduleEntry.
 
     Raises:
         ConfigError: it is neither, or a part is missing or of another type.
     """
     try:
-        return msgspec.convert(given if isinstance(given, dict) else getattr(given, "__dict__", given), _Entry)
+        return msgspec.convert(given if isinstance(given, dict) else getattr(given, "__dict__", given), _BeatEntry)
     except msgspec.ValidationError as error:
         raise ConfigError(f"it is not an entry of Celery: {error}") from None
 
 
-def _read_entry(name: str, entry: _Entry, app: Any, found: Imported) -> None:
+def _read_entry(name: str, entry: _BeatEntry, app: Any, found: Imported) -> None:
     """Add an entry.
 
     Raises:
