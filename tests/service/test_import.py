@@ -368,6 +368,8 @@ def test_stores_of_apscheduler_that_cannot_be_read_are_named_and_lose_no_job(
 from apscheduler.jobstores.redis import RedisJobStore
 from apscheduler.jobstores.sqlalchemy import SQLAlchemyJobStore
 from apscheduler.schedulers.background import BackgroundScheduler
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 def gone(): ...
 def kept(): ...
@@ -381,8 +383,10 @@ scheduler = BackgroundScheduler(jobstores=stores, timezone="UTC")
     for name in ("gone", "kept"):
         program.scheduler.add_job(f"{module}:{name}", "cron", hour=1, id=name)
     program.scheduler.shutdown()
-    down = f'scheduler.add_jobstore(RedisJobStore(unix_socket_path="{tmp_path}/none"), "down")\n'
-    (cli.folder / f"{module}.py").write_text(f"{text.replace('def gone', 'def other')}\n{down}")
+    down = f"""
+scheduler.add_jobstore(RedisJobStore(unix_socket_path="{tmp_path}/none", retry=Retry(NoBackoff(), 0)), "down")
+"""
+    (cli.folder / f"{module}.py").write_text(f"{text.replace('def gone', 'def other')}{down}")
     words = ("apscheduler", f"{module}:scheduler", "--queue", queue, "--dry-run")
     for _ in range(2):
         monkeypatch.delitem(sys.modules, module)
