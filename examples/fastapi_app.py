@@ -1,4 +1,6 @@
-"""Reports that FastAPI takes orders for, and evsched's workers write. docs/fastapi.md explains it. In this folder:
+"""Reports that FastAPI takes orders for, and evsched's workers write. docs/fastapi.md explains it.
+
+In this folder, each in a terminal of its own:
 
 evsched dispatcher
 evsched worker fastapi_app:app
@@ -100,4 +102,7 @@ async def look(job: KnownJob, wait: Annotated[float, Query(ge=0, le=30)] = 0) ->
 
 @web.delete("/reports/{id}", status_code=202)
 async def stop(job: KnownJob) -> None:
-    await job.cancel()
+    try:
+        await job.cancel()
+    except JobMissing:
+        raise HTTPException(409, "the report has ended") from None

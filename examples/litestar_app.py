@@ -1,4 +1,6 @@
-"""Reports that Litestar takes orders for, and evsched's workers write. docs/litestar.md explains it. In this folder:
+"""Reports that Litestar takes orders for, and evsched's workers write. docs/litestar.md explains it.
+
+In this folder, each in a terminal of its own:
 
 evsched dispatcher
 evsched worker litestar_app:app
@@ -106,7 +108,10 @@ async def look(job: KnownJob, wait: Annotated[float, QueryParameter(ge=0, le=30)
 
 @delete("/reports/{id:str}", status_code=202, dependencies={"job": Provide(known_job)})
 async def stop(job: KnownJob) -> None:
-    await job.cancel()
+    try:
+        await job.cancel()
+    except JobMissing:
+        raise HTTPException("the report has ended", status_code=409) from None
 
 
 web = Litestar(

@@ -131,10 +131,12 @@ def client(url: str | None, *, changes_queue: bool = False) -> Generator[Command
     config = settings(url)
     address = config.url
     found = CommandClient(address).as_operator(who_acts(address), "cli")
+    codec = None
     if config.codec is not None:
         from evsched.app import find_codec  # slow to import
 
-        found.client.with_codec(find_codec(config.codec), config.payload_cap)
+        codec = find_codec(config.codec)
+    found.client.with_codec(codec, config.payload_cap)
     try:
         if topology(found.url) is None:
             found.shards = found.run(spread.read_shards())

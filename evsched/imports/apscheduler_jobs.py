@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from types import SimpleNamespace
+from functools import partial
 from typing import Any, Final
 
 from evsched.errors import ConfigError
@@ -31,36 +31,42 @@ def read_scheduler(scheduler: Any, found: Imported) -> None:
     if scheduler.running:
         scheduler.shutdown(wait=False)
         raise ConfigError("the import of its module starts the scheduler: start it where the program is run instead")
-    jobs = _jobs(scheduler, found)
-    found.whole = not found.remarks
-    for job in jobs:
+    for job in _jobs(scheduler, found):
         with found.part(job.id):
             _read_job(job, found)
 
 
+class _Unreadable:
+    """Stands for a job of a store that cannot be read. A store deletes a job whose reading raises."""
+
+    next_run_time = None
+
+    def __init__(self, store: str, error: Exception) -> None:
+        self.id = f"a job in the store {store}"
+        self.why = f"it cannot be read: {type(error).__name__}: {error}"
+
+
 def _jobs(scheduler: Any, found: Imported) -> Iterable[Any]:
-    """Return the jobs by their ids. A scheduler that was not started has not read its stores."""
-    jobs = dict[str, Any]()
+    """Return the jobs, each of an id once. A scheduler that was not started has not read its stores."""
+    stored = list[Any]()
     for alias, store in scheduler._jobstores.items():
-        with found.part(f"job store {alias}"), foreign("it cannot be read"):
-            store._reconstitute_job = _kept(store._reconstitute_job, f"job store {alias}", found)
+        if hasattr(store, "_reconstitute_job"):  # that in memory has none
+            store._reconstitute_job = partial(_restored, alias, store._reconstitute_job)
+        with found.part(f"the store {alias}"), foreign("it cannot be read"):
             store.start(scheduler, alias)
-            jobs |= {job.id: job for job in store.get_all_jobs() if job is not _UNREAD}
-    return (jobs | {job.id: job for job in scheduler.get_jobs()}).values()
+            stored += store.get_all_jobs()
+    found.whole = not found.remarks and not any(isinstance(job, _Unreadable) for job in stored)
+    added = scheduler.get_jobs()
+    known = {job.id for job in added}
+    return [*(job for job in stored if job.id not in known), *added]
 
 
-_UNREAD: Final = SimpleNamespace(id="", next_run_time=None)
-
-
-def _kept(restore: Callable[..., Any], where: str, found: Imported) -> Callable[..., Any]:
-    """Return a function that restores a job of a store. A store removes the jobs for which its own one fails."""
-
-    def kept(*state: Any) -> Any:
-        with found.part(where), foreign("a job of it cannot be restored, and stays there"):
-            return restore(*state)
-        return _UNREAD
-
-    return kept
+def _restored(store: str, restore: Callable[[Any], Any], state: Any) -> Any:
+    """Return a job that a store has, or a stand-in that says why it cannot be read."""
+    try:
+        return restore(state)
+    except Exception as error:  # noqa: BLE001 - a pickle runs the user's code
+        return _Unreadable(store, error)
 
 
 def _read_job(job: Any, found: Imported) -> None:
@@ -69,6 +75,8 @@ def _read_job(job: Any, found: Imported) -> None:
     Raises:
         ConfigError: evsched has no such recurrence.
     """
+    if isinstance(job, _Unreadable):
+        raise ConfigError(job.why)
     trigger, name = job.trigger, _name(job)
     call = (job.func_ref or "", job.args, job.kwargs)
     if (planned := getattr(job, "next_run_time", job)) is None:

@@ -63,6 +63,8 @@ def test_job_is_edited_from_the_command_line(cli: Cli, queue: str, enqueue: Call
     late = cli.run("edit", "j0", "--priority", "1", "--version", "0", *of)
     assert (late.returncode, "has changed since you have read it" in late.stderr) == (1, True)
     assert cli.run("edit", "j0", *of).returncode == 2
+    capped = cli.run("edit", "j0", f'"{"x" * 200}"', *of, EVSCHED_PAYLOAD_CAP="200")
+    assert (capped.returncode, "more than 200" in capped.stderr) == (2, True), capped.stderr
     acts = cli.json("audit", *of, "--who", "ann")
     assert [(act["act"], act["what"]["changed"]) for act in acts] == [
         ("edit", ["args", "kwargs", "tags", "priority", "group"])

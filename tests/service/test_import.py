@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from sqlalchemy import create_engine, text
 
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support.cli import Cli
@@ -361,49 +362,51 @@ def test_jobs_in_the_stores_of_apscheduler_are_imported(
     assert "paused" in why["paused"]
 
 
-def test_stores_of_apscheduler_that_cannot_be_read_are_named_and_lose_no_job(
-    cli: Cli, queue: str, module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_job_in_a_store_that_cannot_be_read_stays_there(cli: Cli, queue: str, module: str) -> None:
+    (cli.folder / f"{module}.py").write_text(APSCHEDULER.replace("FOLDER", str(cli.folder)))
+    engine = create_engine(f"sqlite:///{cli.folder}/jobs.sqlite")
+    with engine.begin() as database:
+        database.execute(text("CREATE TABLE apscheduler_jobs (id VARCHAR(191), next_run_time FLOAT, job_state BLOB)"))
+        database.execute(text("INSERT INTO apscheduler_jobs VALUES ('gone', 1, x'00'), ('odd', 2, x'80')"))
+    found = imported(cli, "apscheduler", f"{module}:scheduler", "--queue", queue, code=1)
+    assert [remark["where"] for remark in found["remarks"]] == ["a job in the store default"] * 2
+    assert all("it cannot be read: UnpicklingError" in remark["why"] for remark in found["remarks"])
+    with engine.begin() as database:
+        assert database.execute(text("SELECT count(*) FROM apscheduler_jobs")).scalar() == 2
+    engine.dispose()
+
+
+def test_store_that_is_down_is_named_and_its_jobs_are_not_said_to_be_gone(
+    cli: Cli, queue: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = f"""
+    program = """
+from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.jobstores.redis import RedisJobStore
-from apscheduler.jobstores.sqlalchemy import SQLAlchemyJobStore
 from apscheduler.schedulers.background import BackgroundScheduler
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-def gone(): ...
-def kept(): ...
+def report(): ...
 
-stores = {{"default": SQLAlchemyJobStore(url="sqlite:///{tmp_path}/jobs.sqlite")}}
-scheduler = BackgroundScheduler(jobstores=stores, timezone="UTC")
+scheduler = BackgroundScheduler(jobstores={"memory": MemoryJobStore()}, timezone="UTC")
+scheduler.add_job(report, "cron", hour=1, id="first")
 """
-    (cli.folder / f"{module}.py").write_text(text)
-    program = importlib.import_module(module)
-    program.scheduler.start(paused=True)
-    for name in ("gone", "kept"):
-        program.scheduler.add_job(f"{module}:{name}", "cron", hour=1, id=name)
-    program.scheduler.shutdown()
     down = f"""
-scheduler.add_jobstore(RedisJobStore(unix_socket_path="{tmp_path}/none", retry=Retry(NoBackoff(), 0)), "down")
+store = RedisJobStore(unix_socket_path="{cli.folder}/none", retry=Retry(NoBackoff(), 0))
+scheduler = BackgroundScheduler(jobstores={{"down": store}}, timezone="UTC")
+scheduler.add_job(report, "cron", hour=2, id="second")
 """
-    (cli.folder / f"{module}.py").write_text(f"{text.replace('def gone', 'def other')}{down}")
-    words = ("apscheduler", f"{module}:scheduler", "--queue", queue, "--dry-run")
-    for _ in range(2):
-        monkeypatch.delitem(sys.modules, module)
-        importlib.invalidate_caches()
-        found = imported(cli, *words, code=1)
-        assert [row["name"] for row in found["entries"]] == ["kept"]
-        why = {remark["where"]: remark["why"] for remark in found["remarks"]}
-        assert {*why} == {"job store default", "job store down"}
-        assert "a job of it cannot be restored" in why["job store default"]
-        assert f"{module}:gone" in why["job store default"]
-        assert "ConnectionError" in why["job store down"]
-    imported(cli, *words[:-1], code=1)
-    (cli.folder / f"{module}.py").write_text(text.replace(f"{tmp_path}", f"{tmp_path}/none"))
+    (cli.folder / f"{module}.py").write_text(program)
+    words = ("apscheduler", f"{module}:scheduler", "--queue", queue)
+    assert [row["name"] for row in imported(cli, *words)["entries"]] == ["first"]
+    (cli.folder / f"{module}.py").write_text(program + down)
     monkeypatch.delitem(sys.modules, module)
     importlib.invalidate_caches()
-    (remark,) = imported(cli, *words, code=1)["remarks"]  # and none that says that its jobs are gone
-    assert remark["where"] == "job store default"
+    found = imported(cli, *words, code=1)
+    assert [row["name"] for row in found["entries"]] == ["second"]
+    (remark,) = found["remarks"]
+    assert remark["where"] == "the store down"
+    assert "it cannot be read: ConnectionError" in remark["why"]
 
 
 def test_next_times_of_apscheduler_rules_are_those_of_apscheduler(cli: Cli, queue: str, module: str) -> None:

@@ -96,6 +96,7 @@ def test_report_is_finished_after_its_worker_was_killed(cli: Cli, name: str) -> 
             assert done["pages"] == [f"the text of page {page}" for page in range(1, 13)]
             again = pages_of(second, "page 12")
             assert int(again[0].removeprefix("page ")) >= 3, "the pages before it were not written twice"
+            assert web.delete(report).status_code == 409, "it has ended"
             check_requests(web)
             assert terminate(second) == 0
             assert isinstance(log, Log)
