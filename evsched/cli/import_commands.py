@@ -21,7 +21,7 @@ from evsched.client import recurrence_operations
 from evsched.client.client import SyncClient
 from evsched.config import DEFAULT_QUEUE
 from evsched.errors import CannotStart, ConfigError
-from evsched.imports.imported import Entry, Imported, Remark
+from evsched.imports.imported import Entry, Imported, Remark, source_of
 from evsched.keys import check_queue
 from evsched.recurrence.cron import find_zone
 from evsched.recurrence.recurrence import Declared, read_recurrence
@@ -75,7 +75,7 @@ def crontab(
     """Make a recurrence for each entry of a crontab.
 
     Lines that a recurrence cannot express are listed on stderr, with the reason. Importing a file again changes only
-    the recurrences whose entries have changed. It removes none.
+    the recurrences whose entries have changed. It removes none, and lists those whose entries are gone.
 
     Exit code 1: something was left out, or differs from what cron does.
 
@@ -87,7 +87,8 @@ def crontab(
         content = sys.stdin.buffer.read() if file is None else file.read_bytes()
     except OSError as error:
         raise CannotStart(f"{file or 'stdin'} cannot be read: {error.strerror}") from None
-    found, in_zone = _imported(flags), machine_zone() if zone is None else find_zone(zone).key
+    source = f"crontab {'' if file is None else file.absolute()}"
+    found, in_zone = _imported(flags, source), machine_zone() if zone is None else find_zone(zone).key
     read_crontab(content.decode(errors="surrogateescape"), found, task=task, zone=in_zone, users=user_column)
     return _write(found, flags)
 
@@ -109,7 +110,7 @@ def celery_beat(
     """
     from evsched.imports.celery_beat import read_beat
 
-    found = _imported(flags)
+    found = _imported(flags, f"celery-beat {module}")
     read_beat(_variable(module, "app"), found)
     return _write(found, flags)
 
@@ -131,7 +132,7 @@ def apscheduler(
     """
     from evsched.imports.apscheduler_jobs import read_scheduler
 
-    found = _imported(flags)
+    found = _imported(flags, f"apscheduler {module}")
     read_scheduler(_variable(module, "scheduler"), found)
     return _write(found, flags)
 
@@ -156,7 +157,9 @@ def rq_scheduler(
     from evsched.imports.crontab import machine_zone
     from evsched.imports.rq_scheduler import read_jobs
 
-    found, in_zone = _imported(flags), machine_zone() if zone is None else find_zone(zone).key
+    host = redis.partition("?")[0].rpartition("@")[2]  # without the password
+    found = _imported(flags, f"rq-scheduler {host}")
+    in_zone = machine_zone() if zone is None else find_zone(zone).key
     source = SyncClient(settings(redis).url)
     try:
         read_jobs(source, found, zone=in_zone)
@@ -165,9 +168,9 @@ def rq_scheduler(
     return _write(found, flags)
 
 
-def _imported(flags: ImportFlags | None) -> Imported:
+def _imported(flags: ImportFlags | None, source: str) -> Imported:
     given = flags or ImportFlags()
-    return Imported(check_queue(given.queue), given.prefix)
+    return Imported(check_queue(given.queue), given.prefix, source.strip())
 
 
 def _variable(name: str, what: str) -> Any:
@@ -215,11 +218,27 @@ def _write(found: Imported, flags: ImportFlags | None) -> int:
                 rows.append(_write_one(redis, entry, dry_run=given.dry_run))
             except ConfigError as error:
                 remarks.append(Remark(entry.where, str(error)))
+        if found.whole:
+            remarks += _gone(redis, found, given.queue)
     listed = {"dry_run": given.dry_run, "entries": rows, "remarks": remarks}
     shown = ([row.name, row.change, row.rule, row.zone, Moment(row.next), row.queue, row.task] for row in rows)
     listing(given.json, listed, _COLUMNS, shown, "nothing to import")
     _note(rows, remarks, given)
     return int(bool(remarks))
+
+
+def _gone(redis: CommandClient, found: Imported, queue: str) -> list[Remark]:
+    """Return a remark for each recurrence that an earlier import of the same source made, and this one does not have.
+
+    It looks in the queue of the flags, and in those of the entries.
+    """
+    names = {(entry.queue, entry.made.name) for entry in found.entries if isinstance(entry.made, Declared)}
+    return [
+        Remark(name, f"not among the entries now, and it stays: evsched recurrences remove {name} --queue {one}")
+        for one in sorted({queue, *(entry.queue for entry in found.entries)})
+        for name, _, fields in redis.run(recurrence_operations.kept(Store(one)))
+        if (one, name) not in names and source_of(name, fields) == found.source
+    ]
 
 
 def _write_one(redis: CommandClient, entry: Entry, *, dry_run: bool) -> ImportedRow:

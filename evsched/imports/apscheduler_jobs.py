@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
 from evsched.errors import ConfigError
-from evsched.imports.imported import Imported, both_days, digest, field, zone_name
+from evsched.imports.imported import Call, Imported, both_days, digest, field, foreign, zone_name
 
 _RANGES: Final = {"day": (1, 31), "month": (1, 12), "day_of_week": (0, 6), "hour": (0, 23)}
 _SIXTY: Final = (0, 59)
@@ -29,7 +30,7 @@ def read_scheduler(scheduler: Any, found: Imported) -> None:
     if scheduler.running:
         scheduler.shutdown(wait=False)
         raise ConfigError("the import of its module starts the scheduler: start it where the program is run instead")
-    for job in _jobs(scheduler):
+    for job in _jobs(scheduler, found):
         with found.part(job.id):
             _read_job(job, found)
 
@@ -44,14 +45,16 @@ class _Unreadable:
         self.why = f"it cannot be read: {type(error).__name__}: {error}"
 
 
-def _jobs(scheduler: Any) -> Iterable[Any]:
+def _jobs(scheduler: Any, found: Imported) -> Iterable[Any]:
     """Return the jobs, each of an id once. A scheduler that was not started has not read its stores."""
     stored = list[Any]()
     for alias, store in scheduler._jobstores.items():
         if hasattr(store, "_reconstitute_job"):  # that in memory has none
             store._reconstitute_job = partial(_restored, alias, store._reconstitute_job)
-        store.start(scheduler, alias)
-        stored += store.get_all_jobs()
+        with found.part(f"the store {alias}"), foreign("it cannot be read"):
+            store.start(scheduler, alias)
+            stored += store.get_all_jobs()
+    found.whole = not found.remarks and not any(isinstance(job, _Unreadable) for job in stored)
     added = scheduler.get_jobs()
     known = {job.id for job in added}
     return [*(job for job in stored if job.id not in known), *added]
@@ -75,15 +78,19 @@ def _read_job(job: Any, found: Imported) -> None:
         raise ConfigError(job.why)
     trigger, name = job.trigger, _name(job)
     call = (job.func_ref or "", job.args, job.kwargs)
-    if getattr(job, "next_run_time", job) is None:
+    if (planned := getattr(job, "next_run_time", job)) is None:
         raise ConfigError("it is paused, so it is left out")
+    first = None if planned is job else planned.timestamp()  # one that waits for its scheduler's start may have none
+    if first is not None and job.pending:
+        found.remark(job.id, f"next_run_time={planned}: the first run is at a time of its rule")
     kind = type(trigger).__name__ if type(trigger).__module__.startswith("apscheduler.") else ""
     if kind == "DateTrigger":
-        found.job(job.id, name, call, due=trigger.run_date.timestamp())
+        _read_single(job, (job.id, name, call), first or trigger.run_date.timestamp(), found)
         return
     if kind == "IntervalTrigger":
-        rule = found.interval(job.id, trigger.interval_length, trigger.start_date.timestamp())
-        zone, start = "UTC", None
+        begin = trigger.start_date.timestamp()  # if none is given: an interval after the program's start, a fraction
+        rule, zone = found.interval(job.id, trigger.interval_length, begin), "UTC"
+        start, first = begin if begin.is_integer() else None, first or begin
     elif kind == "CronTrigger":
         rule, zone, start = _cron(trigger), zone_name(trigger.timezone), _moment(trigger.start_date)
     else:
@@ -95,6 +102,7 @@ def _read_job(job: Any, found: Imported) -> None:
         name,
         call,
         rule=rule,
+        first=first,
         zone=zone,
         start=start,
         end=_moment(trigger.end_date),
@@ -102,6 +110,18 @@ def _read_job(job: Any, found: Imported) -> None:
         overlap=_overlap(job, found),
         misfire=_misfire(job, found),
     )
+
+
+def _read_single(job: Any, entry: tuple[str, str, Call], due: float, found: Imported) -> None:
+    """Add a job that runs once.
+
+    Raises:
+        ConfigError: APScheduler would drop it.
+    """
+    grace = _option(job, "misfire_grace_time")
+    if grace is not None and time.time() - due > grace:
+        raise ConfigError(f"its time has passed, and APScheduler drops a run that is late by more than {grace} s")
+    found.job(*entry, due=due)
 
 
 _RANDOM: Final = re.compile(r"[0-9a-f]{32}")

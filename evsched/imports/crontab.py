@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections import Counter
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -31,7 +32,7 @@ def read_crontab(text: str, found: Imported, *, task: str, zone: str, users: boo
 
     `task`: gets each command. `zone`: until a line CRON_TZ. `users`: it has a column of users.
     """
-    in_zone, known = zone, set[str]()
+    in_zone, known, entries = zone, set[str](), list[tuple[str, str, str, str]]()
     for number, line in enumerate(text.split("\n"), 1):
         where, line = f"line {number}", line.strip(" \t\r")
         if not line or line.startswith("#"):
@@ -47,14 +48,20 @@ def read_crontab(text: str, found: Imported, *, task: str, zone: str, users: boo
                 found.remark(where, f"{name}: commands do not get it, so set it in the task or for the worker")
             continue
         with found.part(where):
-            rule, user, text = _columns(line, users=users)
+            rule, user, rest = _columns(line, users=users)
             if user and user not in known:
                 known.add(user)
                 found.remark(where, f"user {user}: its commands run as the user of the worker")
-            command = _command(rule, text)
-            name = f"{_word(command)}-{digest(command)}"
-            call: Call = (task, [command], {})
+            entries.append((where, rule, in_zone, _command(rule, rest)))
+    times = Counter(command for *_, command in entries)
+    for where, rule, in_zone, command in entries:
+        # With the rule only if that is needed: else a change of the time changes the recurrence, and makes no other.
+        named = command if times[command] == 1 else f"{rule} {in_zone} {command}"
+        call: Call = (task, [command], {})
+        with found.part(where):
+            name = f"{_word(command)}-{digest(named)}"
             found.recurrence(where, name, call, rule=rule, zone=in_zone, misfire="skip", overlap="allow")
+    found.remarks.sort(key=lambda remark: int(remark.where.removeprefix("line ")))
 
 
 def _columns(line: str, *, users: bool) -> tuple[str, str, str]:

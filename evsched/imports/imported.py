@@ -5,20 +5,24 @@ At the end are the functions that write cron rules from sets of values.
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Collection, Generator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from datetime import UTC, datetime, tzinfo
 from hashlib import sha1
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from evsched.client.new_job import JobOptions, check_job_options, new_job
 from evsched.errors import ConfigError
+from evsched.jobs.job import decode
 from evsched.keys import check_queue
-from evsched.recurrence.recurrence import Declared, check_declared, read_recurrence
+from evsched.recurrence.recurrence import Declared, Recurrence, check_declared, read_payload, read_recurrence
 from evsched.store.client_calls import New
 
 _MONTH_DAYS: Final = (1, 31)
@@ -29,6 +33,11 @@ _NAME_MOST: Final = 150
 
 _NOTICED: Final = 3600.0
 """Seconds of an interval whose runs are expected at certain times of the day."""
+
+_DAY: Final = 86400.0
+
+_SOURCE: Final = "imported"
+"""The part of a payload's `meta` that names the source of its recurrence."""
 
 Call = tuple[str, Sequence[Any], Mapping[str, Any]]
 """A task, and its arguments by position and by name."""
@@ -52,11 +61,17 @@ class Entry(Struct, frozen=True):
 
 
 class Imported:
-    """Collects what a reader finds. `queue`: for entries that name none. `prefix`: before the names of recurrences."""
+    """Collects what a reader finds. `queue`: for entries that name none. `prefix`: before the names of recurrences.
 
-    def __init__(self, queue: str, prefix: str = "") -> None:
+    `source`: the schedule that is read. The payloads of recurrences name it, so that a later import finds them.
+    """
+
+    def __init__(self, queue: str, prefix: str = "", source: str = "") -> None:
         self.entries = list[Entry]()
         self.remarks = list[Remark]()
+        self.source = f"{source} {prefix}".strip()
+        self.whole = True
+        """Whether all of the schedule was read: recurrences of an earlier import that it lacks are gone from it."""
         self._queue = queue
         self._prefix = prefix
         self._names = set[str]()
@@ -76,7 +91,8 @@ class Imported:
     def interval(self, where: str, seconds: float, first: float) -> str:
         """Return the rule of an interval. `first`: when a run was planned, in Unix seconds."""
         if seconds >= _NOTICED and (moved := first % seconds) >= 1:
-            now, then = (f"{datetime.fromtimestamp(at, UTC):%H:%M:%S}" for at in (first - moved, first))
+            form = "%H:%M:%S" if seconds <= _DAY else "%Y-%m-%d %H:%M:%S"
+            now, then = (datetime.fromtimestamp(at, UTC).strftime(form) for at in (first - moved + seconds, first))
             why = f"an interval counts from 1970, so it runs at {now} UTC and not at {then}: use a cron rule for a time"
             self.remark(where, why)
         return f"every {seconds:.12g}"
@@ -88,19 +104,22 @@ class Imported:
         call: Call,
         *,
         rule: str,
+        first: float | None = None,
         queue: str | None = None,
         timeout: float | None = None,
         **fields: Any,
     ) -> None:
-        """Add a recurrence. `fields`: of `Declared`.
+        """Add a recurrence. `fields`: of `Declared`. It starts at `first` if its rule alone would have it run earlier.
 
         Raises:
             ConfigError: evsched refuses it.
         """
-        job = _job(call, JobOptions(timeout=timeout))
+        job = _job(call, JobOptions(timeout=timeout, meta={_SOURCE: self.source} if self.source else None))
         declared = Declared(name=self._name(name), rule=rule, payload=job.payload, **fields)
         check_declared(declared)
-        read_recurrence(declared)
+        recurrence = read_recurrence(declared)
+        if first is not None and first > _latest(recurrence, time.time()):
+            declared = replace(declared, start=first)
         self.entries.append(Entry(where, check_queue(queue or self._queue), call[0], declared))
 
     def job(
@@ -119,6 +138,8 @@ class Imported:
             ConfigError: evsched refuses it.
         """
         job = _job(call, JobOptions(id=self._name(job_id), due=due, timeout=timeout))
+        if due <= time.time():
+            self.remark(where, "its time has passed: it runs at once, and again if it is imported again")
         self.entries.append(Entry(where, check_queue(queue or self._queue), call[0], job))
 
     def _name(self, text: str) -> str:
@@ -130,10 +151,67 @@ class Imported:
         return name
 
 
+def source_of(name: str, fields: dict[str, bytes]) -> str | None:
+    """Return the source of a recurrence, whose record any client may have written; None if it was not imported."""
+    try:
+        meta: Any = decode(read_payload(name, fields)).get("meta")
+    except ConfigError:
+        return None
+    return cast("dict[str, Any]", meta).get(_SOURCE) if isinstance(meta, dict) else None
+
+
+def _latest(recurrence: Recurrence, now: float) -> float:
+    """Return the latest time at which the other scheduler may run it first, if it began long ago."""
+    every = recurrence.rule.every  # it counts from another moment there; 0 = a cron rule
+    return (now + every if every else next(recurrence.walk(now), math.inf)) + recurrence.declared.spread
+
+
 def _job(call: Call, options: JobOptions) -> New:
+    """Return the job of a call.
+
+    Raises:
+        ConfigError: a value is not valid, or JSON would make another one of an argument, such as a text of a date.
+    """
     check_job_options(options)
     task, args, kwargs = call
-    return new_job(task, args, {**kwargs}, options)
+    job = new_job(task, args, {**kwargs}, options)
+    for name, value in (*enumerate(args, 1), *kwargs.items()):
+        if other := _not_plain(value):
+            raise ConfigError(f"its argument {name} has {other}, which JSON does not hold: pass a plain value")
+    return job
+
+
+def _not_plain(value: Any) -> str:
+    """Return a part of an argument that does not arrive as it is, though it was written as JSON; else empty text.
+
+    Lists for tuples are expected.
+    """
+    parts: list[Any] = [value]
+    while parts:
+        part: Any = parts.pop()
+        if isinstance(part, dict):
+            odd = {type(key).__name__ for key in cast("dict[Any, Any]", part) if not isinstance(key, str)}
+            if odd:
+                return f"a key of the type {min(odd)}"
+            parts += part.values()
+        elif isinstance(part, list | tuple):
+            parts += part
+        elif not isinstance(part, str | int | float | None):
+            return f"a value of the type {type(part).__name__}"
+    return ""
+
+
+@contextmanager
+def foreign(what: str) -> Generator[None]:
+    """Run code of the other program or its library: whatever it raises is the user's mistake, said in one line.
+
+    Raises:
+        ConfigError: the code raised an error.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - such as the error of a database's driver
+        raise ConfigError(f"{what}: {type(error).__name__}: {f'{error}'.partition(chr(10))[0]}") from None
 
 
 def digest(text: str) -> str:

@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 import msgspec
-from cronsim import CronSim, CronSimError
+from cronsim import CronSim
 from msgspec import Struct
 
 from evsched.client.client import SyncClient
-from evsched.errors import ConfigError
+from evsched.errors import WRONG_TYPE, ConfigError, StoreRefused
 from evsched.imports.imported import Imported, both_days
-from evsched.recurrence.cron import ALIASES
+from evsched.recurrence.cron import ALIASES, parse_rule
 from evsched.store.queue import as_scores
 from evsched.transport.call import Call, raw
 
@@ -59,12 +59,27 @@ def read_jobs(redis: SyncClient, found: Imported, *, zone: str) -> None:
     start, more = 0, True
     while more:
         words = ("ZRANGE", _SCHEDULED, start, start + _SLICE - 1, "WITHSCORES")
-        rows = redis.send(Call(words, as_scores))
+        rows = _sent(redis, Call(words, as_scores))
         for job_id, score in rows:
-            values = redis.send(Call(("HMGET", f"rq:job:{job_id}", *_FIELDS), raw))
             with found.part(job_id):
+                values = _sent(redis, Call(("HMGET", f"rq:job:{job_id}", *_FIELDS), raw))
                 _read_job(job_id, score, dict(zip(_FIELDS, values, strict=True)), found, zone)
         start, more = start + _SLICE, len(rows) == _SLICE
+
+
+def _sent(redis: SyncClient, call: Call[T]) -> T:
+    """Send a command to the Redis of RQ, and return its reply.
+
+    Raises:
+        StoreDown, StoreRefused
+        ConfigError: the key is of another type than that of RQ.
+    """
+    try:
+        return redis.send(call)
+    except StoreRefused as error:
+        if error.kind != WRONG_TYPE:
+            raise
+        raise ConfigError(f"the key {call.words[1]} is of another type than RQ's: look at it with redis-cli") from None
 
 
 def _read_job(job_id: str, due: float, fields: dict[str, bytes | None], found: Imported, zone: str) -> None:
@@ -102,7 +117,7 @@ def _read_job(job_id: str, due: float, fields: dict[str, bytes | None], found: I
         return
     # rq-scheduler catches up with one run after a pause, and does not know whether the last one has ended.
     shared: dict[str, Any] = {"zone": zone, "count": stated.repeat, "overlap": "allow"}
-    found.recurrence(job_id, job_id, call, rule=rule, queue=queue, timeout=timeout, **shared)
+    found.recurrence(job_id, job_id, call, rule=rule, first=due, queue=queue, timeout=timeout, **shared)
 
 
 def _timeout(value: bytes | None) -> float | None:
@@ -130,10 +145,7 @@ def cron_rule(text: str) -> str:
     day, weekday = parts[-3], parts[-1]
     if not day.startswith("*") and not weekday.startswith("*"):
         # The sets of the fields; the time at which the walk begins does not matter.
-        try:
-            walk = CronSim(" ".join(parts[-5:]), _BEGIN)
-        except CronSimError as error:
-            raise ConfigError(f"cron_string {text!r}: {error}") from None
+        walk = CronSim(parse_rule(" ".join(parts[-5:])).cron or "", _BEGIN)
         if not all(isinstance(one, int) and one >= 0 for one in (*walk.days, *walk.weekdays)):
             raise ConfigError(f"cron_string {text!r}: no rule has such days")
         parts[-3], parts[-1] = both_days(_whole(walk.days), {one % 7 for one in _whole(walk.weekdays)})

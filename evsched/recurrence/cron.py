@@ -17,6 +17,7 @@ from typing import Final
 from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
+from cronsim.cronsim import Field
 from msgspec import Struct
 
 from evsched.errors import ConfigError
@@ -61,7 +62,11 @@ _FIELDS: Final = (
     ("day-of-week", "0 to 7 or sun to sat, 5L, or 1#2"),
 )
 
-_EVERY: Final = re.compile(r"every\s+([0-9]+(?:\.[0-9]+)?)")
+_RANGE_OF_ONE: Final = re.compile(r"([^-,/\s]+)-([^-,/\s]+)/0*[1-9][0-9]*")
+"""A range with a step, whose ends may be equal."""
+
+_EVERY: Final = re.compile(r"every\s+(.+)")
+_SECONDS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 _SHORTEST: Final = 1.0
 """The shortest interval between two occurrences, in seconds."""
@@ -148,6 +153,9 @@ def parse_rule(text: str, zone: str = "UTC") -> Rule:
         raise ConfigError(f"rule {text[:40]!r}... has {len(text)} characters, more than {_LONGEST_RULE}")
     found_zone = find_zone(zone)
     if found := _EVERY.fullmatch(text.strip()):
+        if not _SECONDS.fullmatch(found[1]):
+            give = f"a number of seconds from {_SHORTEST:g} to {_WIDEST:.0f}"
+            raise ConfigError(f"rule {text!r}: the interval is {found[1]!r}: give {give}, such as every 90")
         every = float(found[1])
         if not _SHORTEST <= every <= _WIDEST:
             bound = f"least {_SHORTEST:g}" if every < _SHORTEST else f"most {_WIDEST:g}"
@@ -157,10 +165,32 @@ def parse_rule(text: str, zone: str = "UTC") -> Rule:
     if cron.startswith("@"):
         raise ConfigError(f"rule {text!r} is not known: the names are {', '.join(ALIASES)}")
     try:
-        CronSim(cron, datetime(2026, 1, 1, tzinfo=found_zone))
+        plain = _plain(cron)
+        CronSim(plain, datetime(2026, 1, 1, tzinfo=found_zone))
     except (CronSimError, ValueError) as error:  # ValueError: digits that Python cannot convert
         raise ConfigError(f"rule {text!r}: {_place(cron, str(error))}") from None
-    return Rule(text, found_zone, cron)
+    return Rule(text, found_zone, plain)
+
+
+def _plain(cron: str) -> str:
+    """Return a cron rule with `5` for `5-5/15`, which cronsim reads as `5/15`: 5, 20, 35 and 50.
+
+    Raises:
+        CronSimError: an end of a range is not valid.
+    """
+    parts = cron.split()
+    if "/" not in cron or len(parts) not in (5, 6):
+        return cron
+    fields = [*Field][6 - len(parts) :]
+    return " ".join(
+        ",".join(_plain_piece(field, piece) for piece in part.split(","))
+        for field, part in zip(fields, parts, strict=True)
+    )
+
+
+def _plain_piece(field: Field, piece: str) -> str:
+    found = _RANGE_OF_ONE.fullmatch(piece)
+    return found[1] if found and field.int(found[1].upper()) == field.int(found[2].upper()) else piece
 
 
 def _place(cron: str, message: str) -> str:
@@ -176,9 +206,24 @@ def _place(cron: str, message: str) -> str:
     if message == "Bad day-of-month" and _parses([*parts[:-2], "*", parts[-1]]):
         return f"it never falls due: no month of {parts[-2]!r} has a day {parts[-3]!r}"
     for n, (name, range_) in enumerate(fields):
+        field = Field(6 - len(parts) + n)
         if message == f"Bad {name}":
-            return f"field {n + 1}, the {name}, is {parts[n]!r}: give {range_}"
+            why = next(filter(None, (_wrong_piece(field, piece) for piece in parts[n].split(","))), "")
+            return f"field {n + 1}, the {name}, is {parts[n]!r}: {why or f'give {range_}'}"
     return message
+
+
+def _wrong_piece(field: Field, piece: str) -> str:
+    """Return why a part of a field is not valid, if it has the form of a range or a step; else an empty text."""
+    term, slash, step = piece.partition("/")
+    if slash and step.strip("0") == "":
+        return f"the step of {piece!r} is {step or 'missing'}: give 1 or more"
+    first, _, last = term.partition("-")
+    try:
+        falls = field.int(first.upper()) > field.int(last.upper())
+    except CronSimError:
+        return ""
+    return f"{term!r} ends before it begins: write two ranges, with a comma between them" if falls else ""
 
 
 def _parses(parts: list[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pickle
 import sys
@@ -72,7 +73,16 @@ def test_crontab_is_shown_then_imported_and_a_second_import_changes_nothing(cli:
     (name,) = [row["name"] for row in shown["entries"] if row["rule"].startswith("0 2")]
     record = stored(cli, queue, name, raw)
     assert (record["rule"], record["zone"], record["overlap"]) == ("0 3 * * mon", "Europe/Berlin", "allow")
-    assert json.loads(record["payload"]) == {"task": "run_command", "args": ["/bin/c"]}
+    payload = {"task": "run_command", "args": ["/bin/c"], "meta": {"imported": f"crontab {file}"}}
+    assert json.loads(record["payload"]) == payload
+    file.write_text("*/5 * * * * /bin/a\n")
+    assert imported(cli, "crontab", str(file), "--task", "t", "--prefix", "b-", "--queue", queue)["remarks"] == []
+    for dry in (["--dry-run"], []):
+        (remark,) = imported(cli, *words, *dry, code=1)["remarks"]
+        assert remark["where"] == name
+        assert f"evsched recurrences remove {name} --queue {queue}" in remark["why"]
+    assert cli.run("recurrences", "remove", name, "--queue", queue).returncode == 0
+    assert imported(cli, *words)["remarks"] == []
 
 
 def test_crontab_comes_from_stdin_with_a_prefix(cli: Cli, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +106,7 @@ def test_recurrence_that_code_declares_is_left_alone(cli: Cli, queue: str, raw: 
 
 
 CELERY = """
-from datetime import timedelta
+from datetime import datetime, timedelta
 from celery import Celery
 from celery.beat import ScheduleEntry
 from celery.schedules import crontab, schedule
@@ -117,13 +127,28 @@ app.conf.beat_schedule = {
     "fast": {"task": "shop.tick", "schedule": 0.1},
     "no schedule": {"task": "shop.tick"},
     "no task": {"schedule": 60},
+    "number": 5,
+    "letters": {"task": "shop.tick", "schedule": 60, "args": "abc"},
+    "time": {"task": "shop.tick", "schedule": 60, "args": ([{"at": datetime(2027, 1, 1)}],)},
+    "set": {"task": "shop.tick", "schedule": 60, "kwargs": {"of": {1, 2}}},
+    "bytes": {"task": "shop.tick", "schedule": 60, "args": (b"x",)},
+    "keys": {"task": "shop.tick", "schedule": 60, "args": ({1: 2},)},
+    "negative": {"task": "shop.tick", "schedule": timedelta(seconds=-5)},
+    "clock": {"task": "shop.tick", "schedule": crontab(nowfun=datetime.now)},
     "an object": ScheduleEntry("an object", "shop.tick", schedule=45.0, options={"queue": Queue("QUEUE")}, app=app),
 }
 
 class Odd(schedule.__mro__[1]):
     pass
 
-app.conf.beat_schedule["odd"] = {"task": "shop.tick", "schedule": Odd()}
+class Never(schedule):
+    def is_due(self, last): return False, 3600
+
+class Holidays(crontab):
+    def is_due(self, last): return False, 3600
+
+for odd in (Odd(), Never(60), Holidays(minute=5)):
+    app.conf.beat_schedule[type(odd).__name__.lower()] = {"task": "shop.tick", "schedule": odd}
 
 @app.on_after_finalize.connect
 def add(sender, **_):
@@ -147,13 +172,49 @@ def test_beat_schedule_of_a_celery_app_is_imported(cli: Cli, queue: str, module:
         "added": ("every 10", "UTC", queue, "shop.tick"),
     }
     why = {remark["where"]: remark["why"] for remark in found["remarks"]}
-    assert set(why) == {"friday 13", "elsewhere", "objects", "fast", "odd", "no schedule", "no task"}
-    assert "expires=5" in why["elsewhere"]
-    assert "both the day of the month" in why["friday 13"]
-    assert "JSON" in why["objects"]
-    assert "Odd" in why["odd"]
+    says = {
+        "friday 13": "both the day of the month",
+        "elsewhere": "expires=5",
+        "objects": "JSON",
+        "fast": "at least 1 s",
+        "no schedule": "missing required field `schedule`",
+        "no task": "missing required field `task`",
+        "number": "got `int`",
+        "letters": "got `str` - at `$.args`",
+        "time": "argument 1 has a value of the type datetime",
+        "set": "argument of has a value of the type set",
+        "bytes": "argument 1 has a value of the type bytes",
+        "keys": "argument 1 has a key of the type int",
+        "negative": "the interval is '-5'",
+        "clock": "crontab with a nowfun",
+        "odd": "the class Odd",
+        "never": "the class Never",
+        "holidays": "the class Holidays",
+    }
+    assert set(why) == set(says)
+    assert {where for where, part in says.items() if part not in why[where]} == set()
     assert json.loads(stored(cli, queue, "every-30-seconds", raw)["payload"])["args"] == [16, 16]
     assert {row["change"] for row in imported(cli, *words, code=1)["entries"]} == {"same"}
+
+
+def test_mistakes_in_the_program_of_celery_are_named(cli: Cli, queue: str, module: str) -> None:
+    text = """
+from celery import Celery
+from celery.schedules import crontab
+zone, settings, table = Celery(), Celery(), Celery()
+zone.conf.timezone = "Mars/X"
+zone.conf.beat_schedule = {"cron": {"task": "t", "schedule": crontab()}, "every": {"task": "t", "schedule": 5}}
+settings.config_from_object("no_such_module")
+table.conf.beat_schedule = ["t"]
+"""
+    (cli.folder / f"{module}.py").write_text(text)
+    found = imported(cli, "celery-beat", f"{module}:zone", "--queue", queue, code=1)
+    assert [row["name"] for row in found["entries"]] == ["every"]
+    assert "timezone='Mars/X'" in found["remarks"][0]["why"]
+    for name, said in (("settings", "ModuleNotFoundError: No module named 'no_such_module'"), ("table", "dictionary")):
+        done = cli.run("import", "celery-beat", f"{module}:{name}", "--queue", queue)
+        assert said in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 def test_next_times_of_celery_rules_are_those_of_celery(cli: Cli, queue: str, module: str) -> None:
@@ -202,6 +263,13 @@ def add():
     scheduler.pause_job(add(report, "interval", hours=1, id="paused").id) if scheduler.running else None
     add(report, "interval", hours=7)
     add(report, "interval", days=1, start_date="2026-01-01 03:00:00", id="mornings")
+    add(report, "interval", seconds=10, start_date="2099-06-01 00:00:00", id="later")
+    add(report, "cron", hour=4, start_date="2099-06-01 00:00:00", id="cron-later")
+    add(report, "interval", minutes=1, next_run_time=datetime(2099, 6, 1, tzinfo=UTC), id="put-off")
+    add(report, "cron", minute=0, next_run_time=datetime(2099, 6, 1, tzinfo=UTC), id="cron-put-off")
+    add(report, "interval", weeks=1, start_date="2099-06-01 00:00:00", id="weekly")
+    add(report, "date", run_date=datetime(2020, 1, 1, tzinfo=UTC), id="missed", misfire_grace_time=60)
+    add(report, "date", run_date=datetime(2020, 1, 1, tzinfo=UTC), id="overdue", misfire_grace_time=None)
 """
 
 RULES = {
@@ -214,8 +282,29 @@ RULES = {
     "last-friday": "0 0 * * 5L",
     "ends": "0 0 1,L * *",
     "mornings": "every 86400",
+    "later": "every 10",
+    "cron-later": "0 4 * * *",
+    "put-off": "every 60",
+    "cron-put-off": "0 * * * *",
+    "weekly": "every 604800",
     "once": "once",
+    "overdue": "once",
 }
+
+LATER = datetime(2099, 6, 1, tzinfo=UTC).timestamp()
+IN_BERLIN = LATER - 7200
+STARTS = {
+    "later": IN_BERLIN,
+    "cron-later": IN_BERLIN + 4 * 3600,
+    "put-off": LATER,
+    "cron-put-off": LATER,
+    "weekly": datetime(2099, 6, 4, tzinfo=UTC).timestamp(),
+}
+"""The next times of the jobs that begin later."""
+
+
+def next_times(document: Any) -> dict[str, float]:
+    return {name: at for name, (at,) in by_name(document, "next").items() if name in STARTS}
 
 
 def test_jobs_that_a_program_adds_to_apscheduler_are_imported(cli: Cli, queue: str, module: str, raw: Any) -> None:
@@ -231,7 +320,14 @@ def test_jobs_that_a_program_adds_to_apscheduler_are_imported(cli: Cli, queue: s
     for remark in found["remarks"]:
         why[remark["where"]] = f"{why.get(remark['where'], '')} {remark['why']}"
     (random,) = [where for where in why if len(where) == 32]
-    assert {*why} == {"seconds", "last day", "last friday", "week", "friday-13", "or", "objects", "mornings", random}
+    assert {*why} == {
+        *("seconds", "last day", "last friday", "week", "friday-13", "or", "objects", "mornings", random),
+        *("weekly", "put-off", "cron-put-off", "missed", "overdue"),
+    }
+    assert next_times(found) == STARTS
+    assert "at 2099-06-04 00:00:00 UTC and not at 2099-05-31 22:00:00" in why["weekly"]
+    assert "late by more than 60 s" in why["missed"]
+    assert "it runs at once" in why["overdue"]
     assert "it runs at 00:00:00 UTC and not at 02:00:00" in why["mornings"]
     assert "max_instances=3" in why["last day"]
     assert "misfire_grace_time=3600" in why["last day"]
@@ -261,6 +357,7 @@ def test_jobs_in_the_stores_of_apscheduler_are_imported(
     found = imported(cli, "apscheduler", f"{module}:scheduler", "--queue", queue, "--dry-run", code=1)
     rules = {name: rule for name, (rule,) in by_name(found, "rule").items() if not name.startswith("report-")}
     assert rules == RULES
+    assert next_times(found) == STARTS
     why = {remark["where"]: remark["why"] for remark in found["remarks"]}
     assert "paused" in why["paused"]
 
@@ -279,17 +376,50 @@ def test_job_in_a_store_that_cannot_be_read_stays_there(cli: Cli, queue: str, mo
     engine.dispose()
 
 
+def test_store_that_is_down_is_named_and_its_jobs_are_not_said_to_be_gone(
+    cli: Cli, queue: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = """
+from apscheduler.jobstores.memory import MemoryJobStore
+from apscheduler.jobstores.redis import RedisJobStore
+from apscheduler.schedulers.background import BackgroundScheduler
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+def report(): ...
+
+scheduler = BackgroundScheduler(jobstores={"memory": MemoryJobStore()}, timezone="UTC")
+scheduler.add_job(report, "cron", hour=1, id="first")
+"""
+    down = f"""
+store = RedisJobStore(unix_socket_path="{cli.folder}/none", retry=Retry(NoBackoff(), 0))
+scheduler = BackgroundScheduler(jobstores={{"down": store}}, timezone="UTC")
+scheduler.add_job(report, "cron", hour=2, id="second")
+"""
+    (cli.folder / f"{module}.py").write_text(program)
+    words = ("apscheduler", f"{module}:scheduler", "--queue", queue)
+    assert [row["name"] for row in imported(cli, *words)["entries"]] == ["first"]
+    (cli.folder / f"{module}.py").write_text(program + down)
+    monkeypatch.delitem(sys.modules, module)
+    importlib.invalidate_caches()
+    found = imported(cli, *words, code=1)
+    assert [row["name"] for row in found["entries"]] == ["second"]
+    (remark,) = found["remarks"]
+    assert remark["where"] == "the store down"
+    assert "it cannot be read: ConnectionError" in remark["why"]
+
+
 def test_next_times_of_apscheduler_rules_are_those_of_apscheduler(cli: Cli, queue: str, module: str) -> None:
     (cli.folder / f"{module}.py").write_text(APSCHEDULER.replace("FOLDER", str(cli.folder)) + "\nadd()\n")
     found = imported(cli, "apscheduler", f"{module}:scheduler", "--queue", queue, "--dry-run", code=1)
     jobs = {job.id: job for job in sys.modules[module].scheduler.get_jobs()}
     now, checked = datetime.now(UTC), 0
     for row in found["entries"]:
-        if row["rule"][:5] not in ("every", "once") and row["where"] != "seconds":
+        if row["rule"][:5] not in ("every", "once") and row["where"] not in ("seconds", "cron-put-off"):
             theirs = jobs[row["where"]].trigger.get_next_fire_time(None, now)
             assert row["next"] == theirs.timestamp(), row["where"]
             checked += 1
-    assert checked == 6
+    assert checked == 7
 
 
 def test_scheduler_that_starts_when_it_is_imported_is_refused(cli: Cli, queue: str, module: str) -> None:
@@ -332,7 +462,9 @@ def test_jobs_of_rq_scheduler_are_imported(cli: Cli, queue: str, server: Embedde
     scheduler.cron("0 9 13 * fri", "shop.report", id="friday-13")
     scheduler.cron("@daily", "shop.report", id="daily", timeout=90, use_local_timezone=True)
     scheduler.schedule(at, "shop.tick", interval=90, id="interval")
+    scheduler.schedule(datetime.now(UTC), "shop.tick", interval=90, id="soon")
     other.enqueue_at(at, "shop.tick", 1, job_id="once", meta={"who": "ana"})
+    other.enqueue_at(datetime(2020, 1, 1, tzinfo=UTC), "shop.tick", job_id="overdue")
     scheduler.enqueue_at(at, "shop.tick", timedelta(1), job_id="objects")
     words = ("rq-scheduler", f"{server.url}?db=9", "--queue", "unused")
     found = imported(cli, *words, code=1)
@@ -341,14 +473,19 @@ def test_jobs_of_rq_scheduler_are_imported(cli: Cli, queue: str, server: Embedde
         "first-monday": ("0 9 * * 1#1", queue, "shop.report"),
         "daily": ("0 0 * * *", queue, "shop.report"),
         "interval": ("every 90", queue, "shop.tick"),
+        "soon": ("every 90", queue, "shop.tick"),
+        "overdue": ("once", f"{queue}-2", "shop.tick"),
         "once": ("once", f"{queue}-2", "shop.tick"),
     }
     for row in found["entries"]:
-        if row["name"] != "interval":
+        if row["name"] == "soon":
+            assert row["next"] < time.time() + 100
+        else:
             assert row["next"] == rq.zscore("rq:scheduler:scheduled_jobs", row["where"]), row
     assert {row["zone"] for row in found["entries"]} == {"America/Lima", None}
     why = {remark["where"]: remark["why"] for remark in found["remarks"]}
-    assert set(why) == {"friday-13", "once", "objects"}
+    assert set(why) == {"friday-13", "once", "objects", "overdue"}
+    assert "it runs at once" in why["overdue"]
     assert "datetime.timedelta" in why["objects"]
     assert "who" in why["once"]
     assert {row["change"] for row in imported(cli, *words, code=1)["entries"]} == {"same"}
@@ -391,19 +528,25 @@ def test_record_of_rq_that_cannot_be_read_is_named(cli: Cli, queue: str, server:
         "no-meta": (call, [1]),
         "odd-interval": (call, {"interval": "soon"}),
         "odd-rule": (call, {"cron_string": 5}),
+        "set": ((*call[:2], ({1},), {}), {}),
     }
     for name, (data, meta) in records.items():
         rq.hset(f"rq:job:{name}", mapping={"data": pickle.dumps(data), "meta": pickle.dumps(meta)})
     rq.hset("rq:job:deep", "data", "[" * 100_000)
     rq.hset("rq:job:cut", "data", pickle.dumps(call)[:-5])
     rq.hset("rq:job:none", "data", "")
-    rq.zadd("rq:scheduler:scheduled_jobs", dict.fromkeys([*records, "deep", "cut", "none", "gone"], 4070952000.0))
+    rq.set("rq:job:text", "")
+    rq.zadd(
+        "rq:scheduler:scheduled_jobs", dict.fromkeys([*records, "deep", "cut", "none", "gone", "text"], 4070952000.0)
+    )
     found = imported(cli, "rq-scheduler", f"{server.url}?db=9", "--queue", queue, code=1)
     why = {remark["where"]: remark["why"] for remark in found["remarks"]}
     assert [row["name"] for row in found["entries"]] == ["daily"]
     assert "it runs at 00:00:00 UTC and not at 12:00:00" in why.pop("daily")
     assert why.pop("gone") == "its record is gone"
+    assert "the key rq:job:text is of another type" in why.pop("text")
     assert {*why} == {*records, "deep", "cut", "none"} - {"daily"}
+    assert "argument 1 has a value of the type set" in why.pop("set")
     assert {text.partition(":")[0] for text in why.values()} == {
         "its data cannot be read",
         "its data is not that of RQ",

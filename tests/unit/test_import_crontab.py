@@ -92,6 +92,14 @@ def test_commands_arrive_without_the_escapes_of_the_crontab() -> None:
     assert command(backslash) == r"grep 'a\%\d' x"
 
 
+def test_remarks_are_in_the_order_of_the_lines() -> None:
+    assert [remark.where for remark in read("61 * * * * x\nHOME=/\n*/0 * * * * y").remarks] == [
+        "line 1",
+        "line 2",
+        "line 3",
+    ]
+
+
 def test_crontab_that_wants_no_mail_has_no_remark() -> None:
     assert read('MAILTO=""\n@daily x').remarks == []
 
@@ -114,12 +122,17 @@ def test_column_of_users_is_read_and_each_user_is_named_once() -> None:
     assert "five fields" in found.remarks[2].why
 
 
-def test_name_follows_from_the_command_alone() -> None:
-    before, after = read("0 1 * * * /bin/a x"), read("# new\n0 2 * * * /bin/b\n0 3 * * * /bin/a x\n0 4 * * * /bin/a x")
-    (name,) = [one.name for one in declared(before).values()]
-    names = [one.name for one in declared(after).values()]
-    assert names[1:] == [name, f"{name}.2"]
+def test_name_follows_from_the_command_and_from_the_rule_if_commands_are_equal() -> None:
+    def names(text: str) -> list[str]:
+        return [one.name for one in declared(read(text)).values()]
+
+    (name,) = names("0 1 * * * /bin/a x")
     assert name.startswith("a-")
+    assert names("# new\n0 2 * * * /bin/b\n0 3 * * * /bin/a x")[1:] == [name]
+    first, second, third = names("0 1 * * * /bin/a x\n0 2 * * * /bin/a x\n0 3 * * * /bin/a x")
+    assert names("0 3 * * * /bin/a x\n0 1 * * * /bin/a x") == [third, first]
+    assert len({name, first, second, third}) == 4
+    assert names("0 1 * * * /bin/a\n" * 2)[1].endswith(".2")
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def test_days_that_no_rule_expresses_are_refused(days: set[int]) -> None:
         ("0 0 9 * * * *", "0 9 * * *"),
         ("30 0 9 1-7 * 7 *", "30 0 9 * * 0#1"),
         ("@Daily", "0 0 * * *"),
+        ("0 9 1-7 * 5-5/2", "0 9 * * 5#1"),
     ],
 )
 def test_rule_of_rq_scheduler_has_seconds_first_and_a_year_last(text: str, rule: str) -> None:

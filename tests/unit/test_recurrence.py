@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from itertools import islice
+from random import Random
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -116,6 +118,35 @@ DAYS: list[tuple[str, str, list[str]]] = [
 ]
 
 
+FIELDS: list[tuple[str, int, int, list[str]]] = [
+    ("{} * * * *", 0, 59, []),
+    ("0 {} * * *", 0, 23, []),
+    ("0 0 {} * *", 1, 31, []),
+    ("0 0 1 {} *", 1, 12, ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]),
+    ("0 0 * * {}", 0, 6, ["sun", "mon", "tue", "wed", "thu", "fri", "sat"]),
+]
+
+
+def test_ranges_with_steps_have_the_values_that_cron_gives_them() -> None:
+    """Compares one field at a time. Its ranges are often of one value, and their ends are numbers or names."""
+    chance = Random(3)
+    for _ in range(100):
+        n = chance.randrange(5)
+        rule, low, high, names = FIELDS[n]
+        pieces, expected = list[str](), set[int]()
+        for _ in range(chance.randint(1, 2)):
+            first = chance.randint(low, high)
+            last, step = min(high, first + chance.choice([0, 0, 1, 9])), chance.randint(1, high + 3)
+            begin, end = (chance.choice([str(one), *names[one - low : one - low + 1]]) for one in (first, last))
+            pieces.append(f"{begin}-{end.title()}/{step}")
+            expected |= {*range(first, last + 1, step)}
+        text, found = rule.format(",".join(pieces)), set[int]()
+        for moment in islice(parse_rule(text).walk(1_767_225_599.0), len(expected) + 1):
+            at = datetime.fromtimestamp(moment, UTC)
+            found.add([at.minute, at.hour, at.day, at.month, at.isoweekday() % 7][n])
+        assert found == expected, text
+
+
 @pytest.mark.parametrize(("text", "day", "expected"), DAYS)
 def test_occurrences_follow_a_clock_change(text: str, day: str, expected: list[str]) -> None:
     zone = ZoneInfo("Europe/Berlin")
@@ -140,9 +171,15 @@ def test_occurrences_follow_a_clock_change(text: str, day: str, expected: list[s
         ("* 24 * * *", "field 2, the hour, is '24'"),
         ("* * * jam *", "field 4, the month, is 'jam'"),
         ("* * * * * 8", "field 6, the day-of-week, is '8'"),
+        ("*/0 * * * *", "field 1, the minute, is '*/0': the step of '*/0' is 0: give 1 or more"),
+        ("* * 1,*/ * *", "field 3, the day-of-month, is '1,*/': the step of '*/' is missing: give 1 or more"),
+        ("1,50-5 * * * *", "field 1, the minute, is '1,50-5': '50-5' ends before it begins: write two ranges"),
+        ("* * * * fri-mon/2", "field 5, the day-of-week, is 'fri-mon/2': 'fri-mon' ends before it begins"),
         ("* * *", "it has 3 fields"),
         ("@often", "@hourly"),
         ("every 0.1", "the interval must be at least 1 s"),
+        ("every -5", "the interval is '-5': give a number of seconds from 1 to 1000000000, such as every 90"),
+        ("every 5 minutes", "the interval is '5 minutes': give a number of seconds"),
         ("every", "or give the seconds of an interval, such as every 90"),
         ("1s", "it has 1 field: give five (minute"),
         ("1s", "or give the seconds of an interval, such as every 90"),
