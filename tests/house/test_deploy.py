@@ -348,6 +348,19 @@ def test_containerfile_copies_the_sources_of_the_package_and_names_extras_that_e
     assert all(str(one.specifier).startswith("==") for one in pinned)
 
 
+def test_compose_starts_evsched_without_a_shell_and_lets_it_end() -> None:
+    (compose,) = read(ROOT / "grafana/compose.yml")
+    services = [one for one in compose["services"].values() if one["image"] == compose["x-evsched"]["image"]]
+    assert {one["command"][0] for one in services} == {"dispatcher", "doctor", "worker"}
+    for one in services:
+        config = check_command(one["command"], one["environment"])
+        assert float(one["stop_grace_period"].removesuffix("s")) > config.shutdown_grace + FORCE + 1
+        build, app = one["build"], one["volumes"][0].split(":")
+        assert (ROOT / "grafana" / build["context"] / build["dockerfile"]).is_file()
+        assert (ROOT / "grafana" / app[0] / "tasks.py").is_file()
+        assert f"WORKDIR {app[1]}\n" in (ROOT / build["dockerfile"]).read_text()
+
+
 # systemd.
 
 UNITS: Final = sorted(SYSTEMD.glob("*.service"))
