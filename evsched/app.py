@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Generator, Mapping
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_logger: Final = logging.getLogger("evsched")
 
 _SETTINGS: Final = ("EVSCHED_URL", "EVSCHED_PAYLOAD_CAP")
 
@@ -428,10 +431,15 @@ def find_variable(name: str, what: str) -> tuple[ModuleType, Any]:
         place = "in the installed packages alone: the current folder has been deleted, change to one that exists"
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        hint = f" (looked {place})" if error.name == module_name else ""
-        raise CannotStart(f"module {module_name!r} does not import: {error}{hint}") from None
     # Whatever a user's module raises while it is imported is the user's mistake, and is reported in one line.
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        raise CannotStart(f"module {module_name!r} does not import: {type(error).__name__}: {error}") from None
+        from evsched.execution.failure import failure_of  # programs that only enqueue do without it
+
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            why = f"{error} (looked {place})"
+        else:
+            failure = failure_of(error, module_name)
+            _logger.debug("%s", failure.traceback)
+            why = failure.reason
+        raise CannotStart(f"module {module_name!r} does not import: {why}") from None
     return module, getattr(module, attribute, None)

@@ -327,5 +327,5 @@ def out_of_range(name: str, value: object) -> str:
     """Return the message about a value that is not a number in the range of its setting."""
     least, most = RANGES[name]
     whole = isinstance(least, int)
-    bounds = f"a whole number from {least} to {most}" if whole else f"from {least:g} to {most:g} s"
+    bounds = f"a whole number from {least} to {most}" if whole else f"a number of seconds from {least:g} to {most:g}"
     return f"{variable(name)} is {value}: {bounds}"

@@ -55,9 +55,7 @@ try:
         has_data_collection_enabled,
     )
 except ImportError as error:
-    raise ConfigError(
-        "the integration needs sentry-sdk 2.75 or newer: pip install '.[sentry]' in a checkout of evsched"
-    ) from error
+    raise ConfigError("the integration needs sentry-sdk 2.75 or newer: pip install 'evsched[sentry]'") from error
 
 __all__ = ["EvschedIntegration"]
 

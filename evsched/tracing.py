@@ -48,9 +48,7 @@ try:
     )
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
-    raise ConfigError(
-        "tracing needs opentelemetry-api 1.38 or newer: pip install '.[otel]' in a checkout of evsched"
-    ) from error
+    raise ConfigError("tracing needs opentelemetry-api 1.38 or newer: pip install 'evsched[otel]'") from error
 
 __all__ = ["trace"]
 

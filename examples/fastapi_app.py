@@ -81,12 +81,13 @@ KnownJob = Annotated[Job[Any], Depends(known_job)]
 
 
 class Order(BaseModel):
+    id: str = Field(pattern=r"^[A-Za-z0-9-]{1,64}$")
     pages: int = Field(ge=1, le=100)
 
 
 @web.post("/reports", status_code=202)
 async def begin(order: Order) -> dict[str, str]:
-    job = await report.enqueue(order.pages)
+    job = await report.using(id=order.id, on_conflict="keep").enqueue(order.pages)
     return {"id": job.id}
 
 
@@ -105,4 +106,4 @@ async def stop(job: KnownJob) -> None:
     try:
         await job.cancel()
     except JobMissing:
-        raise HTTPException(409, "the report has ended") from None
+        raise HTTPException(409, f"report {job.id} has ended") from None

@@ -58,7 +58,8 @@ console = create(find_visitor=find_visitor)
 @asgi("/console", is_mount=True, copy_scope=False)
 async def show_console(scope: Scope, receive: Receive, send: Send) -> None:
     # Litestar passes on the rest of the path. The console takes the whole path, and the part of it that leads here.
-    whole: Any = {**scope, "path": unquote(scope["raw_path"].decode()), "root_path": "/console"}
+    root, path = f"{scope['root_path']}/console", unquote(scope["raw_path"].decode())
+    whole: Any = {**scope, "path": f"{root}/" if path == root else path, "root_path": root}
     await console(whole, receive, send)  # pyright: ignore[reportArgumentType]
 
 
@@ -87,12 +88,13 @@ KnownJob = NamedDependency[Job[Any]]
 
 
 class Order(Struct):
+    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{1,64}$")]
     pages: Annotated[int, Meta(ge=1, le=100)]
 
 
 @post("/reports", status_code=202)
 async def begin(data: JSONBody[Order]) -> dict[str, str]:
-    job = await report.enqueue(data.pages)
+    job = await report.using(id=data.id, on_conflict="keep").enqueue(data.pages)
     return {"id": job.id}
 
 
@@ -111,7 +113,7 @@ async def stop(job: KnownJob) -> None:
     try:
         await job.cancel()
     except JobMissing:
-        raise HTTPException("the report has ended", status_code=409) from None
+        raise HTTPException(f"report {job.id} has ended", status_code=409) from None
 
 
 web = Litestar(

@@ -14,7 +14,7 @@ from evsched.errors import ConfigError
 
 def missing() -> ConfigError:
     """Return the error that the libraries of the extra are not installed."""
-    return ConfigError("the HTTP interface needs starlette and uvicorn: pip install '.[api]' in a checkout of evsched")
+    return ConfigError("the HTTP interface needs starlette and uvicorn: pip install 'evsched[api]'")
 
 
 try:

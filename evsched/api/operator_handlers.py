@@ -85,8 +85,8 @@ def _counts(queue: str, stats: QueueStats) -> replies.QueueCounts:
 async def scale(request: ApiRequest, query: requests.ScaleQuery) -> replies.QueueScale:
     """Count the slots that the jobs of a queue want, for an autoscaler. An uncertain answer is an error, and never 0.
 
-    Redis is asked once, for at most a second: an autoscaler asks again, and some give up after 3 s. A queue without
-    anything is refused: its name is misspelt, or Redis has lost its data.
+    Redis is asked once, for at most a second, or two if the numbers of shards are read: an autoscaler asks again, and
+    some give up after 3 s. A queue without anything is refused: its name is misspelt, or Redis has lost its data.
     """
     request.shards.check()
     client, queue = request.client, request.queue

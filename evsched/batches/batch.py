@@ -24,7 +24,7 @@ from evsched.client.job_handle import Job
 from evsched.client.new_job import JobOptions
 from evsched.client.operations import MANY, Sleep, Wait
 from evsched.client.option_values import finite_seconds
-from evsched.client.task_handle import Enqueuer
+from evsched.client.task_handle import Enqueuer, check_task
 from evsched.errors import ConfigError, JobExists, JobLate, JobMissing, StoreDown
 from evsched.jobs import option_checks as check
 from evsched.jobs.arguments import Arguments
@@ -101,13 +101,13 @@ class Batch:
             JobLate: the batch has ended, or was cancelled.
             JobMissing: there is no such batch.
         """
-        _check_task(task)
+        check_task(task)
         (job,) = await task.hand_over([Arguments(args, kwargs, ())], self._put, self.id)
         return job
 
     async def add_many(self, task: Enqueuer[P, R], calls: Iterable[tuple[Any, ...] | Arguments[P]], /) -> list[Job[R]]:
         """Enqueue many jobs of a task as members, 400 in two round trips; `calls` as for `enqueue_many`."""
-        _check_task(task)
+        check_task(task)
         return await task.hand_over(calls, self._put, self.id)
 
     async def _put(self, queue: str, jobs: list[New], options: JobOptions) -> list[str]:
@@ -483,11 +483,6 @@ class NewBatch(Batch):
             await self.close()
         else:
             await self.cancel()
-
-
-def _check_task(task: Any) -> None:
-    if not isinstance(task, Enqueuer):
-        raise ConfigError(f"{task!r:.100} is not a task: give a task of the app, or task.using(...), and its arguments")
 
 
 async def batch_of_job(client: Client, queue: str, job_id: str) -> Batch | None:

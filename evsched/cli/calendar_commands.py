@@ -53,9 +53,7 @@ def read_file(path: Path, first: date, last: date) -> WholeDays:
     try:
         from icalendar import Calendar
     except ImportError as error:
-        raise ConfigError(
-            "calendars need icalendar 6 or newer: pip install '.[calendars]' in a checkout of evsched"
-        ) from error
+        raise ConfigError("calendars need icalendar 6 or newer: pip install 'evsched[calendars]'") from error
     try:
         if path.stat().st_size > _LARGEST:
             raise ConfigError(f"{path} has more than {_LARGEST // 1_000_000} MB")

@@ -49,10 +49,6 @@ _TIMEOUT: Final = "Timeout reading from socket"
 """The words of redis-py for a Redis that does not answer."""
 
 
-_NO_SERVER: Final = "connecting to"
-"""In the words of redis-py for a Redis that is not there."""
-
-
 class CommandClient(SyncClient):
     """A client that says so when it is asked for all of a queue while the numbers of shards cannot be read."""
 
@@ -151,10 +147,7 @@ def client(url: str | None, *, changes_queue: bool = False) -> Generator[Command
         yield found
     except StoreDown as error:
         silent = f"{hide_password(found.url)} is connected, but does not answer: see if it hangs, and try again"
-        message = str(error).replace(_TIMEOUT, silent)
-        if _NO_SERVER in message and error.node is None:
-            message = f"{message.rstrip('.')}: start it, or name another with --url or EVSCHED_URL"
-        error.args = (message,)
+        error.args = (str(error).replace(_TIMEOUT, silent),)
         raise
     finally:
         found.close()

@@ -38,7 +38,7 @@ def needs_psycopg() -> Generator[None]:
         # Without its extra `binary`, and without libpq, the import of psycopg itself fails.
         if error.name != "psycopg" and "pq wrapper" not in str(error):
             raise
-        raise UsageError("the ledger needs psycopg: pip install '.[ledger]' in a checkout of evsched") from None
+        raise UsageError("the ledger needs psycopg: pip install 'evsched[ledger]'") from None
 
 
 @app.command

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_NO_PSYCOPG: Final = "it needs psycopg: pip install '.[ledger]' in a checkout of evsched"
+_NO_PSYCOPG: Final = "it needs psycopg: pip install 'evsched[ledger]'"
 
 _MOMENTS = ("due", "created", "scheduled", "finished")
 

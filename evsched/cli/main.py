@@ -17,7 +17,7 @@ from typing import Final
 
 import evsched
 from evsched.cli.commands import COMMANDS, INSTALL_COMPLETION, UsageError, build, overview, unknown, width
-from evsched.errors import CannotStart, ConfigError, EvschedError, LoopEnded, StoreError
+from evsched.errors import CannotStart, ConfigError, EvschedError, LoopEnded, StoreDown, StoreError
 
 __all__ = ["main"]
 
@@ -25,6 +25,9 @@ ENDED: Final = 70
 """Exit code after a loop of the process has ended, which is a bug: EX_SOFTWARE of sysexits."""
 
 _UNSURE: Final = "; the change may have been made all the same: look before you repeat it"
+
+_NO_SERVER: Final = "connecting to"
+"""In the words of redis-py for a Redis that is not there."""
 
 _READ_ONLY: Final = ("doctor", "top", "queues", "workers", "jobs", "show", "explain", "limits", "audit")
 """Commands that change nothing."""
@@ -68,7 +71,10 @@ def _run() -> tuple[int, str]:
         return ENDED, str(error)
     except EvschedError as error:
         unsure = isinstance(error, StoreError) and error.unsure and sys.argv[1] not in _READ_ONLY
-        return 1, f"{error}{_UNSURE if unsure else ''}"
+        message = str(error)
+        if isinstance(error, StoreDown) and _NO_SERVER in message and error.node is None:
+            message = f"{message.rstrip('.')}: start it, or name another with --url or EVSCHED_URL"
+        return 1, f"{message}{_UNSURE if unsure else ''}"
     except KeyboardInterrupt:
         return 130, ""
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -164,4 +165,7 @@ def install_completion(
         raise UsageError("--install-completion: your shell was not recognised: add --shell bash, zsh or fish") from None
     except OSError as error:
         raise EvschedError(f"the script cannot be saved: {error.strerror}: {error.filename}") from None
-    print(f"saved {saved}; start a new shell to use it")
+    rc = [Path.home() / name for name in (".bashrc", ".zshrc")]
+    changed = [str(file) for file in rc if file.is_file() and str(saved.parent) in file.read_text(errors="replace")]
+    lines = "".join(f", and a line in {file} that loads it" for file in changed)
+    print(f"saved {saved}{lines}; start a new shell to use it")

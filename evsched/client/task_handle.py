@@ -329,6 +329,19 @@ class TaskHandle(Enqueuer[P, R]):
         return Enqueuer(self._app, self._task, options)
 
 
+def check_task(task: Any) -> None:
+    """Check what a program enqueues.
+
+    Raises:
+        ConfigError: it is not a task.
+    """
+    if not isinstance(task, Enqueuer):
+        raise ConfigError(
+            f"{task!r:.100} is not a task: give a function that is decorated with @app.task, or its .using(...), and "
+            "then its arguments; for a task whose code is elsewhere, declare a stub of that name"
+        )
+
+
 def target(app: Outlet, name: str, arguments: Callable[P, TargetJob[R]]) -> TaskHandle[P, R]:
     """Return a handle of a task of evsched.targets. It is not registered in the app, whose workers cannot run it."""
     return TaskHandle(app, definition(name))
@@ -390,14 +403,21 @@ class SyncSession:
 
     def enqueue(self, task: Enqueuer[P, R], *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
         """Put a job of a task, or of `task.using(...)`, on the schedule. Raises as `Enqueuer.enqueue` does."""
-        return task.known(finish(task.put(self._client.client, args, kwargs)), self._client)
+        try:
+            return task.known(finish(task.put(self._client.client, args, kwargs)), self._client)
+        except AttributeError:
+            check_task(task)  # only here, so that it costs a job nothing
+            raise
 
     def enqueue_many(self, task: Enqueuer[P, R], calls: Iterable[tuple[Any, ...] | Arguments[P]]) -> list[SyncJob[R]]:
         """Put many jobs on the schedule, as `Enqueuer.enqueue_many`."""
+        check_task(task)
         return [task.known(job_id, self._client) for job_id in finish(task.put_many(self._client.client, calls))]
 
     def enqueue_graph(self, graph: SyncGraph) -> str:
         """Enqueue a graph or a chain; return its id. Raises as `Graph.enqueue` does."""
+        if isinstance(graph, Enqueuer) or not hasattr(graph, "put"):
+            raise ConfigError(f"{graph!r:.100} is not a graph: give it app.graph(...) or app.chain(...)")
         return finish(graph.put(self._client.client)).id
 
     def job(self, id: str, *, queue: str | None = None) -> SyncJob[Any]:  # noqa: A002 - the contract's name

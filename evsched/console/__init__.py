@@ -16,9 +16,7 @@ from evsched.errors import ConfigError
 
 def missing() -> ConfigError:
     """Return the error that the libraries of the extra are not installed."""
-    return ConfigError(
-        "the console needs starlette, uvicorn and jinja2: pip install '.[console]' in a checkout of evsched"
-    )
+    return ConfigError("the console needs starlette, uvicorn and jinja2: pip install 'evsched[console]'")
 
 
 try:

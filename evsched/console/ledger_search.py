@@ -91,7 +91,7 @@ class LedgerReader:
 
             from evsched.ledger.database import explain
         except ImportError:
-            raise LedgerUnread("it needs psycopg: pip install '.[ledger]' in a checkout of evsched") from None
+            raise LedgerUnread("it needs psycopg: pip install 'evsched[ledger]'") from None
         task = asyncio.ensure_future(self._ask(work))
         self._tasks.add(task)
         task.add_done_callback(self._ended)

@@ -318,6 +318,6 @@ async def _check_ledger(url: str, sender: BatchingSender, *, repair: bool) -> li
     try:
         from evsched.diagnostics.ledger_checks import ledger  # it needs psycopg
     except ImportError:
-        mend = "pip install '.[ledger]' in a checkout of evsched, or unset EVSCHED_LEDGER_URL"
+        mend = "pip install 'evsched[ledger]', or unset EVSCHED_LEDGER_URL"
         return [Finding("ledger", "warning", "the ledger was not checked: psycopg is missing", "the ledger", mend)]
     return await ledger(url, sender, repair=repair)

@@ -44,8 +44,7 @@ def __getattr__(name: str) -> Any:
         if error.name not in ("django", "django_tasks"):
             raise
         raise ConfigError(
-            "evsched.django needs Django 6, or an older one and django-tasks: pip install '.[django]' in a checkout of "
-            "evsched"
+            "evsched.django needs Django 6, or an older one and django-tasks: pip install 'evsched[django]'"
         ) from error
     found = globals()[name] = module.make_app() if name == "app" else getattr(module, name)
     return found

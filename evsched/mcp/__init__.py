@@ -9,4 +9,4 @@ from evsched.errors import ConfigError
 
 def missing() -> ConfigError:
     """Return the error that the libraries of the extra are not installed."""
-    return ConfigError("evsched mcp needs the package mcp: pip install '.[mcp]' in a checkout of evsched")
+    return ConfigError("evsched mcp needs the package mcp: pip install 'evsched[mcp]'")

@@ -101,9 +101,7 @@ def check_installed() -> None:
         ConfigError
     """
     if find_spec("watchfiles") is None:
-        raise ConfigError(
-            "evsched dev --reload needs the package watchfiles: pip install '.[reload]' in a checkout of evsched"
-        )
+        raise ConfigError("evsched dev --reload needs the package watchfiles: pip install 'evsched[reload]'")
 
 
 def run_reloading(config: Config, command: Sequence[str], environment: Mapping[str, str]) -> int:

@@ -31,7 +31,7 @@ from evsched import forks
 from evsched.app import find_app
 from evsched.errors import CannotStart, ConfigError
 from evsched.execution import parent_death, process_pool
-from evsched.execution.failure import Failure, failure_of, message, plain, release
+from evsched.execution.failure import Failure, failure_of, message, plain, release, where
 from evsched.execution.handlers import Handlers
 from evsched.execution.process_pool import HandlerMissing, hint
 from evsched.execution.run import Delivery, Failed, Prepared, Run, aborted, encode_result, judge
@@ -189,7 +189,7 @@ def _import(order: process_pool.Find) -> None:
         importlib.import_module(order.module)
     # Whatever a user's module does while it is imported, sys.exit() too: no handler has begun.
     except BaseException as error:  # noqa: BLE001
-        why = f"{type(error).__name__}: {message(error)}{hint()}"
+        why = f"{type(error).__name__}: {message(error)}{where(error, order.module)}{hint()}"
         raise HandlerMissing(f"a fresh process cannot import module {order.module!r}: {why}") from None
 
 

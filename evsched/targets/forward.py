@@ -204,9 +204,7 @@ def _broker(name: str, url: str) -> Broker:
     try:
         from evsched.targets.broker import Broker
     except ImportError as error:
-        raise ConfigError(
-            "messages to AMQP brokers need a library: pip install '.[amqp]' in a checkout of evsched"
-        ) from error
+        raise ConfigError("messages to AMQP brokers need a library: pip install 'evsched[amqp]'") from error
     return Broker(name, url)
 
 

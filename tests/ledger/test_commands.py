@@ -216,7 +216,7 @@ def test_missing_url_or_psycopg_is_reported_in_one_line(cli: Cli, ledger_url: st
     cli.run_first(NO_PSYCOPG)
     done = cli.process("ledger", command)
     assert done.returncode == 2
-    assert done.stderr == "evsched: the ledger needs psycopg: pip install '.[ledger]' in a checkout of evsched\n"
+    assert done.stderr == "evsched: the ledger needs psycopg: pip install 'evsched[ledger]'\n"
 
 
 def test_unreachable_database_is_reported_without_its_password(cli: Cli) -> None:

@@ -327,6 +327,14 @@ async def test_calls_that_name_no_task_and_run_in_no_job_are_refused(tasks: Task
             await batch.add(task, 1)
         with pytest.raises(ConfigError, match="is not a task"):
             await batch.add_many(task, [(1,)])
+    with tasks.app.sync() as client:
+        for task in cast("list[Any]", [*wrong, "work", None]):
+            with pytest.raises(ConfigError, match=r"is not a task: give a function .*@app\.task"):
+                client.enqueue(task, 1)
+            with pytest.raises(ConfigError, match="is not a task"):
+                client.enqueue_many(task, [(1,)])
+            with pytest.raises(ConfigError, match="is not a graph"):
+                client.enqueue_graph(task)
     with pytest.raises(LookupError, match="no job runs here"):
         await tasks.app.current_batch()
 

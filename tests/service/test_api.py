@@ -294,7 +294,7 @@ def test_api_without_its_extra_names_the_package_to_install(cli: Cli, library: s
     cli.run_first(f"import sys; sys.modules[{library!r}] = None")
     done = cli.process("api")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "pip install '.[api]'" in done.stderr
+    assert "pip install 'evsched[api]'" in done.stderr
     assert cli.process("api", "--help").returncode == 0
 
 

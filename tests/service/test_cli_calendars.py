@@ -125,4 +125,4 @@ def test_calendars_without_the_extra_names_the_package_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "icalendar", None)
     done = set_calendar(cli, queue)
-    assert (done.returncode, "pip install '.[calendars]'" in done.stderr) == (2, True)
+    assert (done.returncode, "pip install 'evsched[calendars]'" in done.stderr) == (2, True)

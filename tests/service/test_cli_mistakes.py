@@ -42,6 +42,7 @@ MISTAKES: list[tuple[int, str, tuple[str, ...]]] = [
     (1, "start one, or name another with --url", ("dispatcher", "--require-redis", "--url", "redis://127.0.0.1:1/0")),
     (1, "Connection refused", ("queues", "--url", "redis://127.0.0.1:1/0")),
     (1, "connecting to 127.0.0.1:1", ("top", "--url", "redis://127.0.0.1:1/0")),
+    (1, "('127.0.0.1', 1): start it, or name another", ("doctor", "--url", "redis://127.0.0.1:1/0")),
     (2, "a queue's name is", ("top", "--queue", "a b")),
     (1, "looked in this folder", ("worker", "nothing:app")),
     (1, "No module named 'nowhere_to_be_found'", ("worker", "broken:app")),

@@ -59,6 +59,7 @@ def test_zsh_and_fish_have_a_completion_script(shell: str, head: str) -> None:
 def test_a_new_bash_completes_commands_once_it_is_installed(cli: Cli, tmp_path: Path) -> None:
     done = cli.run("--install-completion", "--shell", "bash", HOME=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
+    assert f", and a line in {tmp_path}/.bashrc that loads it; " in done.stdout
     program = """
         read -ra complete <<< "$(complete -p evsched)"
         COMP_WORDS=(evsched dead rev) COMP_CWORD=2

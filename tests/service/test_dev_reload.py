@@ -118,5 +118,5 @@ def test_missing_package_is_named(cli: Cli) -> None:
     )
     assert done.returncode == 2
     assert done.stderr == (
-        "evsched: evsched dev --reload needs the package watchfiles: pip install '.[reload]' in a checkout of evsched\n"
+        "evsched: evsched dev --reload needs the package watchfiles: pip install 'evsched[reload]'\n"
     )

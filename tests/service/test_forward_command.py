@@ -54,7 +54,7 @@ def test_forwarding_without_its_library_names_the_package_to_install(cli: Cli) -
     rabbit = {"EVSCHED_FORWARD_URL_RABBIT": "amqp://localhost/"}
     done = cli.run("worker", APP, "--forward-destination", "queue@rabbit:orders", **rabbit)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "pip install '.[amqp]'" in done.stderr
+    assert "pip install 'evsched[amqp]'" in done.stderr
 
 
 @pytest.mark.extra

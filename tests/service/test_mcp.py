@@ -150,4 +150,4 @@ def test_missing_package_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delitem(sys.modules, "evsched.mcp.mcp_server", raising=False)
     done = cli.run("mcp")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "pip install '.[mcp]'" in done.stderr
+    assert "pip install 'evsched[mcp]'" in done.stderr

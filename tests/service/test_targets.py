@@ -83,7 +83,7 @@ def test_http_target_without_its_libraries_names_the_package_to_install(cli: Cli
     cli.run_first(f"import sys; sys.modules[{missing!r}] = None")
     done = cli.run("worker", APP, "--http-host", "a")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "pip install '.[http]'" in done.stderr
+    assert "pip install 'evsched[http]'" in done.stderr
 
 
 @pytest.mark.extra

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import subprocess
 import sys
@@ -86,17 +85,19 @@ def test_report_is_finished_after_its_worker_was_killed(cli: Cli, name: str) -> 
     worker = ("worker", f"{name}_app:app")
     with cli.started("dispatcher"), serving(cli, name) as web:
         with cli.started(*worker, stdout=subprocess.PIPE) as (first, _):
-            begun = web.post("/reports", json={"pages": 12})
-            assert begun.status_code == 202
-            report = f"/reports/{begun.json()['id']}"
+            order = {"id": "first", "pages": 12}
+            begun, again = web.post("/reports", json=order), web.post("/reports", json=order)
+            assert (begun.status_code, again.status_code, again.json()) == (202, 202, {"id": "first"})
+            report = "/reports/first"
             assert pages_of(first, "page 3") == ["page 1", "page 2", "page 3"]
             assert web.get(report).json()["place"] == "processing"
         with cli.started(*worker, stdout=subprocess.PIPE) as (second, log):
             done = web.get(report, params={"wait": 30}).json()
             assert done["pages"] == [f"the text of page {page}" for page in range(1, 13)]
-            again = pages_of(second, "page 12")
-            assert int(again[0].removeprefix("page ")) >= 3, "the pages before it were not written twice"
-            assert web.delete(report).status_code == 409, "it has ended"
+            rest = pages_of(second, "page 12")
+            assert int(rest[0].removeprefix("page ")) >= 3, "the pages before it were not written twice"
+            ended = web.delete(report)
+            assert (ended.status_code, ended.json()["detail"]) == (409, "report first has ended")
             check_requests(web)
             assert terminate(second) == 0
             assert isinstance(log, Log)
@@ -104,7 +105,8 @@ def test_report_is_finished_after_its_worker_was_killed(cli: Cli, name: str) -> 
 
 def check_requests(web: httpx.Client) -> None:
     assert web.get("/reports/nobody").status_code == 404
-    assert web.post("/reports", json={"pages": 0}).status_code in (400, 422)
+    assert web.post("/reports", json={"id": "second", "pages": 0}).status_code in (400, 422)
+    assert web.post("/reports", json={"id": "a b", "pages": 1}).status_code in (400, 422)
     assert web.get("/console/").status_code == 403
     web.cookies.set("staff", "s3cret")
     page = web.get("/console/")
@@ -124,15 +126,29 @@ def example(name: str, own: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch) -> G
     del sys.modules[f"{name}_app"]
 
 
-def asking(web: Any) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(web, raise_app_exceptions=False), base_url="http://web")
+def asking(web: Any, root: str = "") -> httpx.AsyncClient:
+    """Return a client of an application. `root`: a prefix of the path, as of `uvicorn --root-path`."""
+    transport = httpx.ASGITransport(web, raise_app_exceptions=False, root_path=root)
+    return httpx.AsyncClient(transport=transport, base_url=f"http://web{root}", follow_redirects=True)
+
+
+async def test_console_works_behind_a_prefix_of_the_path(example: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAFF_SECRET", "s3cret")
+    async with asking(example.web, "/pre") as client:
+        client.cookies.set("staff", "s3cret")
+        page = await client.get("/console")
+        assert page.status_code == 200
+        assert set(re.findall(r'(?:href|src|action)="(/\w*/\w*)', page.text)) == {"/pre/console"}
+        assert (await client.get("/console/jobs")).status_code == 200
+    await example.console.state.console.close()
+    await example.app.close()
 
 
 async def test_outage_of_redis_is_503(example: Any, own: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "_PATIENCE", 0.0)
     async with asking(example.web) as client:
         own.stop()
-        answer = await client.post("/reports", json={"pages": 1})
+        answer = await client.post("/reports", json={"id": "first", "pages": 1})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
     await example.app.close()
 
@@ -141,26 +157,22 @@ async def test_outage_of_redis_is_503(example: Any, own: EmbeddedRedis, monkeypa
 async def test_order_and_its_job_are_committed_together_or_not_at_all(
     example: ModuleType, name: str, ledger_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sqlalchemy import text
-    from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
-
     monkeypatch.setenv("EVSCHED_LEDGER_URL", ledger_url.replace("postgresql:", "postgresql+psycopg:"))
-    given = (os, text, AsyncSession, async_sessionmaker, create_async_engine)
-    names = vars(example)
-    names.update({one.__name__: one for one in given})
-    exec(transaction_of(name), names)
+    exec(transaction_of(name), vars(example))
     web: Any = example.web if name == "fastapi" else example.Litestar([example.buy])
     with psycopg.connect(ledger_url, autocommit=True) as database:
-        database.execute("CREATE TABLE orders (pages int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+        database.execute("CREATE TABLE orders (id text PRIMARY KEY, pages int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
 
         def rows() -> tuple[int, int]:
             found = database.execute("SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM evsched_job)")
             return found.fetchone() or (-1, -1)
 
         async with asking(web) as client:
-            assert (await client.post("/orders", json={"pages": 7})).status_code == 202
-            assert rows() == (1, 1)
-            assert (await client.post("/orders", json={"pages": 7})).status_code == 500, "the commit fails"
+            for _ in range(2):
+                assert (await client.post("/orders", json={"id": "first", "pages": 7})).status_code == 202
+                assert rows() == (1, 1)
+            other = await client.post("/orders", json={"id": "other", "pages": 7})
+            assert other.status_code == 500, "the commit fails"
             assert rows() == (1, 1)
     await example.engine.dispose()
     await example.app.close()

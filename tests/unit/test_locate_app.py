@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -30,9 +31,10 @@ def test_the_error_for_a_malformed_name_shows_the_form(name: str) -> None:
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        ("import sys; sys.exit(5)", "does not import: SystemExit: 5"),
-        ("1 / 0", "does not import: ZeroDivisionError: division by zero"),
-        ("import nothing_there", "does not import: No module named 'nothing_there'"),
+        ("import sys; sys.exit(5)", r"does not import: SystemExit: 5 \(\S+to_be_located.py:1 in <module>\)$"),
+        ("1 / 0", r"does not import: ZeroDivisionError: division by zero \(\S+to_be_located.py:1 in <module>\)$"),
+        ("def f(): json.loads('{')\nimport json\nf()", r": JSONDecodeError: .* \(\S+to_be_located.py:1 in f\)$"),
+        ("import nothing_there", r": ModuleNotFoundError: No module named 'nothing_there' \(\S+.py:1 in <module>\)$"),
         ("", "has no app 'app'"),
     ],
 )
@@ -40,6 +42,13 @@ def test_a_module_without_an_app_cannot_start(module: Path, code: str, says: str
     module.write_text(code)
     with pytest.raises(CannotStart, match=says):
         find_app("to_be_located:app")
+
+
+def test_traceback_of_a_module_that_does_not_import_is_logged(module: Path, caplog: pytest.LogCaptureFixture) -> None:
+    module.write_text("1 / 0")
+    with caplog.at_level(logging.DEBUG), pytest.raises(CannotStart):
+        find_app("to_be_located:app")
+    assert f'File "{module}", line 1, in <module>\n    1 / 0' in caplog.text
 
 
 def test_the_app_of_a_module_is_found(module: Path) -> None:
