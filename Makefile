@@ -20,10 +20,10 @@ demo: $(READY)
 
 # Each promise once.
 test: $(READY)
-	@$(BIN)/pytest -m "not extra" $(ARGS)
+	@$(BIN)/pytest -m "not extra and not long" $(ARGS)
 
 test-all: $(READY)
-	@$(BIN)/pytest
+	@$(BIN)/pytest $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -19,8 +19,8 @@ _BIG = ("fails", "hook", "hook of a dead job", "fails, inline", "hook of a dead 
 
 def _case(name: str, scope: str) -> ParameterSet:
     """Return a case; of the scenes about an inline job, `make test` searches one scope."""
-    extra = name.endswith(", inline") and (name in _BIG or scope != "a lost call")
-    return pytest.param(name, scope, marks=[pytest.mark.extra] if extra else [])
+    long = name.endswith(", inline") and (name in _BIG or scope != "a lost call")
+    return pytest.param(name, scope, marks=[pytest.mark.long] if long else [])
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_no_interleaving_breaks_a_batch(name: str) -> None:
     _search_batch(name, 0, 0, ("Z",))
 
 
-@pytest.mark.extra
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", _LONG)
 def test_no_interleaving_breaks_a_long_scene(name: str) -> None:
     _search_batch(name, 0, 0, ("Z",))
 
 
-@pytest.mark.extra
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [*BATCHES, *GRAPHS])
 @pytest.mark.parametrize("scope", _BATCHES)

@@ -190,7 +190,7 @@ def _walk(walk: CheckedWalk, seed: int) -> Counter[str]:
     return walk.done
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_a_random_walk_on_a_cluster(server: EmbeddedRedis) -> None:
     with Cluster(server.server) as cluster:
 
@@ -201,7 +201,7 @@ def test_a_random_walk_on_a_cluster(server: EmbeddedRedis) -> None:
             _walk(CheckedWalk(cluster.url, seed, client_of), seed)
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_a_random_walk_behind_sentinels(server: EmbeddedRedis) -> None:
     with Sentinels(server.server) as sentinels:
         primary = sentinels.primary()
@@ -209,7 +209,7 @@ def test_a_random_walk_behind_sentinels(server: EmbeddedRedis) -> None:
 
 
 @pytest.mark.seeded
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.extra) for part in range(1, 4))])
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, 4))])
 def test_random_walks(server: EmbeddedRedis, part: int) -> None:
     done = Counter[str]()
     explored = os.environ.get("EVSCHED_TEST_SEED")

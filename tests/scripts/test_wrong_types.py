@@ -247,7 +247,7 @@ def test_the_calls_cover_every_verb() -> None:
     assert set(CALLS) == {path.stem for path in folder().glob("*.lua") if not path.stem.startswith("_")}
 
 
-@pytest.mark.extra
+@pytest.mark.long
 @pytest.mark.parametrize("verb", [*CALLS, *BY_FILTER])
 def test_key_of_the_wrong_type_never_stops_a_verb_after_a_write(
     send: Send, store: Store, state: State, raw: Any, seeded: Seeded, verb: str

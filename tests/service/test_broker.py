@@ -63,7 +63,7 @@ async def taken(queue: AbstractQueue, count: int) -> list[AbstractIncomingMessag
     return found
 
 
-@pytest.mark.extra
+@pytest.mark.long
 async def test_messages_are_on_their_queues_when_their_jobs_are_done(
     server: EmbeddedRedis, queue: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -42,7 +42,7 @@ def nothing_is_repeated_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     servers.topology.cache_clear()
 
 
-@pytest.fixture(scope="module", params=["dead", pytest.param("hung", marks=pytest.mark.extra)])
+@pytest.fixture(scope="module", params=["dead", pytest.param("hung", marks=pytest.mark.long)])
 def lacking(server: EmbeddedRedis, request: pytest.FixtureRequest) -> Generator[Cluster]:
     """A cluster whose last primary is dead or hangs. It takes 2 s to serve, so the tests share it."""
     with Cluster(server.server) as cluster:
@@ -322,7 +322,7 @@ def test_a_change_of_a_window_is_not_reported_as_done_before_its_recurrences_are
 
 
 @pytest.mark.parametrize(
-    "verb", ["limit", pytest.param("pause", marks=pytest.mark.extra), pytest.param("resume", marks=pytest.mark.extra)]
+    "verb", ["limit", pytest.param("pause", marks=pytest.mark.long), pytest.param("resume", marks=pytest.mark.extra)]
 )
 async def test_a_change_of_a_queue_names_the_shards_that_were_changed(
     server: EmbeddedRedis, tmp_path: Path, verb: str
@@ -555,7 +555,7 @@ def test_a_job_with_an_id_is_refused_while_its_shard_is_not_known(without_one: t
     assert cluster.client(cluster.nodes[0]).dbsize() == 0
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_unanswered_enqueue_names_the_job_that_may_have_been_accepted(server: EmbeddedRedis, tmp_path: Path) -> None:
     with Cluster(server.server) as cluster:
         hung, queue = cluster.nodes[0], healthy(cluster)

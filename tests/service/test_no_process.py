@@ -142,7 +142,7 @@ def assert_one_process_runs_a_job(cli: Cli, queue: str, raw: Any, until: str) ->
         assert len(found) == times, (one.lines, two.lines)
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_one_job_starts_one_process_of_two_parents_despite_a_late_fetch(cli: Cli, queue: str, raw: Any) -> None:
     cli.run_first(SLOW_FIRST_FETCH)  # longer than a process may be idle: it is not idle before
     assert_one_process_runs_a_job(cli, queue, raw, "ChildEnded")
@@ -166,7 +166,7 @@ async def short() -> None:
 """
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_a_process_that_still_ends_does_not_end_the_claim_for_the_next_one(cli: Cli, queue: str, raw: Any) -> None:
     (cli.folder / "tasks.py").write_text(SLOW_END)
     cli.run_first(SLOW_FIRST_FETCH)
@@ -174,7 +174,7 @@ def test_a_process_that_still_ends_does_not_end_the_claim_for_the_next_one(cli: 
     assert_one_process_runs_a_job(cli, queue, raw, "WorkerDraining")
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_parent_waits_for_the_new_queue_after_a_reload(cli: Cli, queue: str, raw: Any) -> None:
     del cli.environment["EVSCHED_QUEUES"]
     (cli.folder / "tasks.py").write_text(ELSEWHERE.replace("QUEUE", queue))
@@ -193,7 +193,7 @@ def test_parent_waits_for_the_new_queue_after_a_reload(cli: Cli, queue: str, raw
     assert not raw.exists(f"evsched:{{{queue}}}:parents")
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_a_parent_whose_process_does_not_start_still_stands_by(cli: Cli, queue: str, raw: Any) -> None:
     with (
         cli.running("dispatcher", until="NotificationsProven"),
@@ -211,7 +211,7 @@ def test_a_parent_whose_process_does_not_start_still_stands_by(cli: Cli, queue: 
         log.until("Completed", where=lambda line: line["id"] == "a")
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_lost_declarations_are_restored_though_no_process_runs(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_TEST_SAFETY_CAP"] = "0.5"
     with parent(cli, "0:8") as (_, log):
@@ -225,7 +225,7 @@ def test_lost_declarations_are_restored_though_no_process_runs(cli: Cli, queue: 
     assert raw.zcard(f"evsched:{{{queue}}}:recurrences") == 1
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_job_unknown_to_running_workers_wakes_the_parent_with_its_task(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_UNKNOWN_TASK_GRACE"] = "0.1"
     with (
@@ -282,7 +282,7 @@ def test_jobs_of_a_killed_process_start_elsewhere_at_once(cli: Cli, queue: str, 
         }
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_process_counts_jobs_requeued_for_its_predecessor(cli: Cli, queue: str, raw: Any) -> None:
     cli.environment["EVSCHED_METRICS_PORT"] = "0"
     cli.run_first("from evsched.services import children\nchildren._COUNTED = 600.0\n")
@@ -299,7 +299,7 @@ def test_process_counts_jobs_requeued_for_its_predecessor(cli: Cli, queue: str, 
         assert f'evsched_jobs_requeued_total{{queue="{queue}",reason="died"}} 1.0' in page
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_processes_connect_to_the_redis_that_the_app_names(cli: Cli, queue: str) -> None:
     url = cli.environment.pop("EVSCHED_URL")
     (cli.folder / "tasks.py").write_text(TASKS.replace("App()", f"App({url!r})"))

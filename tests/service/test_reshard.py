@@ -142,7 +142,7 @@ def kill_in_the_middle(cli: Cli, raw: Any, count: int, leaving: list[str]) -> bo
     return child.wait() == -signal.SIGKILL
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_each_job_runs_once_while_the_number_of_shards_changes(cli: Cli, url: str, raw: Any) -> None:
     killed, was = 0, 0
     with ExitStack() as stack:
@@ -209,7 +209,7 @@ def test_dispatcher_finishes_an_interrupted_reshard(cli: Cli, url: str, raw: Any
     client.close()
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_no_job_moves_to_a_shard_unknown_to_a_named_dispatcher(cli: Cli, url: str, raw: Any) -> None:
     client = SyncClient(url)
     client.enqueue("mail", [_job("a")])
@@ -225,7 +225,7 @@ def test_no_job_moves_to_a_shard_unknown_to_a_named_dispatcher(cli: Cli, url: st
     assert raw.zcard(keys.schedule("mail")) == 0
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_reshard_stops_between_two_steps_on_request(cli: Cli, url: str, raw: Any) -> None:
     client = SyncClient(url)
     client.enqueue("mail", [_job(f"j{number}") for number in range(3000)])
@@ -293,7 +293,7 @@ def test_dry_run_of_a_reshard_reports_moves_and_obstacles(cli: Cli, url: str, ra
     client.close()
 
 
-@pytest.mark.extra
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["command", "worker"])
 def test_a_pause_and_the_limits_that_were_set_by_hand_hold_for_new_shards(
     cli: Cli, url: str, raw: Any, by: str, tmp_path: Path
@@ -315,7 +315,7 @@ def test_a_pause_and_the_limits_that_were_set_by_hand_hold_for_new_shards(
     client.close()
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_a_worker_that_is_refused_has_not_changed_the_number(cli: Cli, url: str, raw: Any, tmp_path: Path) -> None:
     client = SyncClient(url)
     client.enqueue("mail", [_job("a")])
@@ -351,7 +351,7 @@ def deploy(cli: Cli, count: int) -> None:
         pass
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_declared_limits_are_whole_at_an_earlier_number_of_shards(cli: Cli, url: str, raw: Any) -> None:
     (cli.folder / "grown.py").write_text(GROWN)
     for count in (3, 7, 3):
@@ -364,7 +364,7 @@ def test_declared_limits_are_whole_at_an_earlier_number_of_shards(cli: Cli, url:
     assert not raw.exists("evsched:{mail:5}:declared_limits")
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_manual_limit_is_kept_at_any_number_of_shards(cli: Cli, url: str, raw: Any) -> None:
     (cli.folder / "grown.py").write_text(GROWN)
     deploy(cli, 3)
@@ -379,7 +379,7 @@ def test_manual_limit_is_kept_at_any_number_of_shards(cli: Cli, url: str, raw: A
     assert limits(raw, 3) == ["8", "8", "7", "7"]
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_reopened_shard_takes_over_limits_and_pause_of_the_queue(cli: Cli, url: str, raw: Any) -> None:
     client = SyncClient(url)
     client.enqueue("mail", [_job("a")])
@@ -418,7 +418,7 @@ def test_shard_count_that_is_not_a_whole_number_is_refused(cli: Cli, url: str, r
     assert cli.run("jobs", "--limit", count).returncode == 2
 
 
-@pytest.mark.extra
+@pytest.mark.long
 def test_a_dry_run_that_is_refused_moves_nothing_and_says_so(cli: Cli, url: str, raw: Any) -> None:
     refused = cli.run("queues", "shard", "unknown", "3", "--announce", "--dry-run")
     assert (refused.returncode, "queue unknown has no jobs" in refused.stderr) == (1, True)

@@ -141,7 +141,7 @@ async def test_jobs_are_spread_over_all_shards_and_each_runs_once(cli: Cli, prog
     assert set(begun.values()) == {1}
 
 
-@pytest.mark.extra
+@pytest.mark.long
 async def test_a_limit_holds_over_all_shards_and_all_workers(cli: Cli, program: Program) -> None:
     with serving(cli, workers=2):
         for job in await enqueue(program.send, 400):
@@ -154,7 +154,7 @@ async def test_a_limit_holds_over_all_shards_and_all_workers(cli: Cli, program: 
     assert 13 < most <= 26
 
 
-@pytest.mark.extra
+@pytest.mark.long
 async def test_indivisible_limit_is_reported_at_start(cli: Cli) -> None:
     text = TASKS.replace("concurrency=26", "concurrency=12")
     (cli.folder / "tasks.py").write_text(text)
@@ -163,7 +163,7 @@ async def test_indivisible_limit_is_reported_at_start(cli: Cli) -> None:
     assert "limit concurrency of queue mail is 12: it is divided among 12 shards" in done.stderr
 
 
-@pytest.mark.extra
+@pytest.mark.long
 async def test_job_runs_and_is_found_in_a_shard_chosen_by_a_client(cli: Cli, raw: Any, program: Program) -> None:
     app, job_id = program.app, "order-1"
     home = Shards(COUNTS).home("mail", job_id)
@@ -184,7 +184,7 @@ async def test_job_runs_and_is_found_in_a_shard_chosen_by_a_client(cli: Cli, raw
         assert await app.job("order-3").result() == "mail"
 
 
-@pytest.mark.extra
+@pytest.mark.long
 async def test_recurrence_of_a_sharded_queue_runs_each_time_once(cli: Cli, program: Program) -> None:
     ticks = list[list[str]]()
     with serving(cli, workers=2):
@@ -196,7 +196,7 @@ async def test_recurrence_of_a_sharded_queue_runs_each_time_once(cli: Cli, progr
     assert len({words[2] for words in ticks}) == len(ticks) >= 3
 
 
-@pytest.mark.extra
+@pytest.mark.long
 async def test_metrics_have_no_separate_series_for_shards(cli: Cli, program: Program) -> None:
     with serving(cli) as (log, _):
         for job in [*await enqueue(program.send, 60), *await enqueue(program.text, 20)]:
@@ -209,7 +209,7 @@ async def test_metrics_have_no_separate_series_for_shards(cli: Cli, program: Pro
         assert found("queue_workers", queue="mail") == 1
 
 
-@pytest.mark.extra
+@pytest.mark.long
 async def test_a_dispatcher_that_names_a_queue_serves_its_shards(cli: Cli, raw: Any, program: Program) -> None:
     cli.environment["EVSCHED_QUEUES"] = "mail"
     raw.zadd(keys.SHARDS, {"mail": 12})
@@ -218,7 +218,7 @@ async def test_a_dispatcher_that_names_a_queue_serves_its_shards(cli: Cli, raw: 
             assert await job.result() == "mail"
 
 
-@pytest.mark.extra
+@pytest.mark.long
 async def test_a_queue_that_is_only_named_like_a_shard_is_a_queue(cli: Cli, url: str, raw: Any) -> None:
     app = App(url, queue="news:0")
     with serving(cli), cli.running("worker", "tasks:other", "--queue", "news:0", until="WorkerStarted"):
