@@ -10,14 +10,12 @@ from typing import Any, Final, Self
 import msgspec
 from msgspec.structs import replace
 
-from evsched import keys
 from evsched.codec.codec import Codec
 from evsched.codec.rekey import Rekey
 from evsched.conformance.kit import Scene, adding_to
 from evsched.conformance.stage import QUEUE, Stage, expect, require
 from evsched.jobs.job import RetryFields, encode
 from evsched.jobs.sealed import MARK, About, PayloadCodec, Sealed, sealed_in
-from evsched.transport.call import Call
 
 
 class SealedStage(Stage):
@@ -34,11 +32,6 @@ class SealedStage(Stage):
         self.client.client.with_codec(self.codec)
         return self
 
-    def raw(self, job_id: str, field: str) -> bytes:
-        """Return a field of a record as Redis has it."""
-        call = Call(("HGET", keys.job(QUEUE, job_id), field), _text, near=keys.root(QUEUE))
-        return self.client.send(call)
-
     def write_sealed(self, codec: PayloadCodec, job_id: str, args: list[Any]) -> None:
         """Write a job for the task `call`, with arguments that a codec has sealed for this id."""
         sealed = codec.seal(About("arguments", "call", job_id), encode([args, {}]))
@@ -50,10 +43,6 @@ class SealedStage(Stage):
         while self.client.run(work.step()):
             pass
         require(work.result.done, "there was nothing to seal again")
-
-
-def _text(reply: Any) -> bytes:
-    return reply or b""
 
 
 SEALED_SCENES: Final = list[Scene[SealedStage]]()

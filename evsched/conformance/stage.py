@@ -243,6 +243,11 @@ class Stage:
     def status(self, job_id: str) -> JobStatus | None:
         return self.client.status(QUEUE, job_id)
 
+    def raw(self, job_id: str, field: str) -> bytes:
+        """Return a field of a record as Redis has it."""
+        call = Call(("HGET", keys.job(QUEUE, job_id), field), _text, near=keys.root(QUEUE))
+        return self.client.send(call)
+
     def ended(self, job_id: str, within: float = PATIENCE) -> JobStatus:
         """Wait until a job has ended; return its record."""
 
@@ -275,11 +280,15 @@ class Stage:
         return [(verb, int(attempt)) for verb, of, attempt in found if of == job_id and what in ("", verb)]
 
     def begun(self, job_id: str, count: int = 1, within: float = PATIENCE) -> None:
-        """Wait until a handler has begun a job, `count` times in all."""
+        """Wait until a handler has begun a job, `count` times in all, and Redis knows it.
+
+        Until Redis knows it, a run that is cut short costs no attempt.
+        """
         self.until(
             lambda: len(self.lines(job_id, "begin")) >= count, f"run {count} of {job_id} begins", within,
             lambda: f"its handlers wrote {self.lines(job_id)}; {_summary(self.status(job_id))}",
         )  # fmt: skip
+        self.until(lambda: self.raw(job_id, "begun") in (b"1", b"alone"), f"{job_id} is marked as begun", within)
 
     def until(
         self,
@@ -321,6 +330,10 @@ def require(holds: object, seen: str) -> None:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:150]} ... {text[-40:]} ({len(text)} characters)"
+
+
+def _text(reply: Any) -> bytes:
+    return reply or b""
 
 
 def _summary(status: JobStatus | None) -> str:

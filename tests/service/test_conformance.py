@@ -139,7 +139,10 @@ def test_the_codec_of_node_refuses_as_ours_does() -> None:
         assert refused.startswith(
             "its arguments cannot be read: they are not encrypted, and this worker takes no others"
         )
-    assert "they were sealed for job a, and somebody has put them into job b; then revive the job" in other_job
+    assert (
+        "they were sealed for job a, and somebody has put them into job b. Revive the job when it can be read"
+        in other_job
+    )
     assert (as_is, marked) == ({"short": 1}, {MARK: {"data": "eyJldnNjaGVkLnNlYWxlZCI6e319", "of": "a"}})
     assert two == "Codec: say with `write` which key encrypts"
     assert cut.startswith("Codec: key a has 3 bytes, and AES-256 needs 32")
