@@ -21,6 +21,8 @@ class Expected:
     hook: bool = True
     only: bool = False
     """It has one attempt: a run that is cut short ends it."""
+    doubts: int = 0
+    """Doubtful runs from before the scene: they count once a process dies in which the job runs alone."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,8 @@ SCENES: Final[Mapping[str, Scene]] = {
         programs={"client": "schedule_suspects"},
         jobs={
             "isolated": Expected(),
-            "alone": Expected(),
-            "doubtful": Expected(),
+            "alone": Expected(doubts=1),
+            "doubtful": Expected(doubts=1),
             "isolated-once": Expected(only=True),
             "process": _PLAIN,
             id_of(SUSPECT.encode()): Expected(),

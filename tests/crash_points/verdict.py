@@ -125,11 +125,11 @@ class _Told:
             yield f"began {len(attempts)} times, not {least} to {most}: {attempts}"
         if self._how.free:
             return  # what the handler returned depends on how often it ran
-        counted = _COUNTED.search(reason)
-        doubts = (int(counted[1]) if counted else 0) + (_NOT_BEGUN in reason) + reason.startswith(_ONLY)
+        counted, before = _COUNTED.search(reason), self._how.doubts if self._cut else 0
+        doubts = before + (int(counted[1]) if counted else 0) + (_NOT_BEGUN in reason) + reason.startswith(_ONLY)
         if not len(attempts) - self._cut <= charged <= len(attempts) + doubts:
             yield f"is charged {charged} attempts, and began {len(attempts)} times: {attempts} {reason}"
-        if any(newer - older not in (0, 1) for older, newer in pairwise(sorted(attempts))):
+        if any(not 0 <= newer - older <= 1 + before for older, newer in pairwise(sorted(attempts))):
             yield f"has a gap in its attempts: {attempts}"
 
 
