@@ -28,7 +28,7 @@ def test_every_setting_can_come_from_the_environment(name: str) -> None:
     given["http_networks"] = ("10.0.0.0/8", ("10.0.0.0/8",))
     given["forward_destinations"] = ("stream:a,list:b", ("stream:a", "list:b"))
     given["console_name"] = ("mail production", "mail production")
-    given["codec"] = ("shop:app", "shop:app")
+    given |= dict.fromkeys(("codec", "console_site"), ("shop:app", "shop:app"))
     given["ledger_url"] = ("postgresql:///a", "postgresql:///a")
     given |= {"api_open_hosts": ("a,b", ("a", "b")), "lease": ("3", 3.0)}
     given |= {
