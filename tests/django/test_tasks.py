@@ -129,8 +129,9 @@ async def test_a_job_that_fails_finishes_once(
     with heard() as signals:
         result = await getattr(tasks, name).aenqueue(*args)
         await ended(result)
-    assert [one[0] for one in signals if one[0] != "enqueued"] == [*["started"] * starts, "finished"]
-    assert signals[-1] == ("finished", result.id, "FAILED", True)
+    of_runs = [one for one in signals if one[0] != "enqueued"]  # the worker may end before the one who enqueued goes on
+    assert [one[0] for one in of_runs] == [*["started"] * starts, "finished"]
+    assert of_runs[-1] == ("finished", result.id, "FAILED", True)
     assert result.status == TaskResultStatus.FAILED
 
 
