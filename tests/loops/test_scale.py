@@ -134,6 +134,7 @@ async def test_api_of_one_queue_refuses_it_too_while_it_is_unused(server: Embedd
         assert (await api.ask("GET", path)).json()["code"] == "no-such-queue"
 
 
+@pytest.mark.one_server
 async def test_shards_count_as_one_queue_with_one_command_for_each(
     api: Caller,
     path: str,

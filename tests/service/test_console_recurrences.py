@@ -237,7 +237,7 @@ async def test_open_page_of_a_recurrence_asks_seldom_which_runs_have_a_record(
     await declare(client, queue, "nightly")
     for end in (DONE, DONE, FAILED):
         await run(sender, store, "nightly", end)
-    gone = sorted(key.decode() for key in raw.keys(keys.job(queue, "nightly@*")))
+    gone = sorted(key.decode() for key in raw.scan_iter(keys.job(queue, "nightly@*")))
     raw.delete(gone[0])
     async with browsing(server.url) as browser:
         visit = Visit(browser.console, browser.console.client.metered(), Visitor("ann", "admin"), QueryParams(), "")
