@@ -7,7 +7,7 @@ from typing import Final
 
 from evsched import keys
 from evsched.client import spread
-from evsched.client.operations import Operation, send
+from evsched.client.operations import Operation, nodes, send
 from evsched.client.queue_names import find_queues
 from evsched.client.spread import MakeStore
 from evsched.errors import EvschedError
@@ -37,7 +37,8 @@ def order(shards: Shards, make: MakeStore, worker: str, message: str, queues: Se
             heard = heard or bool((yield from send(store.order_worker(worker, message))))
     if not served:
         raise EvschedError(f"no worker {worker:.200} serves {', '.join(queues) or 'any queue'}: see `evsched workers`")
-    if not heard:
+    # A node of a cluster passes the message on to the others, and counts the receivers that it has itself.
+    if not heard and (yield from nodes()) == [None]:
         raise EvschedError(f"worker {worker:.200} does not listen: it has ended, or its connection is lost just now")
     for store in served.values():
         if (note := store.note_act(_NAMES[message], worker=worker)) is not None:
