@@ -146,6 +146,7 @@ def graph_of(app: App, queue: str) -> Callable[[], Graph]:
 
 
 @pytest.mark.parametrize("sent", [False, True])
+@pytest.mark.one_server
 async def test_each_job_runs_once_wherever_a_keeper_dies(
     app: App, config: Config, raw: Any, queue: str, sent: bool
 ) -> None:
@@ -172,6 +173,7 @@ async def test_each_job_runs_once_wherever_a_keeper_dies(
 
 
 @pytest.mark.parametrize("sent", [False, True])
+@pytest.mark.one_server
 async def test_graph_that_is_cancelled_at_any_call_of_a_keeper_ends_and_leaves_no_job(
     app: App, config: Config, raw: Any, queue: str, sent: bool
 ) -> None:

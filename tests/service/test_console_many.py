@@ -142,6 +142,7 @@ async def test_queue_at_rest_is_not_examined_again(
         assert sum(row.dead for row in values["rows"]) == 21
 
 
+@pytest.mark.one_server
 async def test_page_of_the_failures_of_many_busy_queues_costs_a_few_commands(
     server: EmbeddedRedis, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +192,7 @@ async def test_doctor_examines_many_queues_with_a_few_commands(
         assert visit.client.commands <= 180, "a pass takes less than 3 minutes"
 
 
+@pytest.mark.one_server
 async def test_week_of_many_queues_costs_a_few_commands(server: EmbeddedRedis, queue: str, raw: Any) -> None:
     names, hour = fill(raw, queue), int(time.time() // 3600)
     async with browsing(server.url) as browser:
@@ -204,6 +206,7 @@ async def test_week_of_many_queues_costs_a_few_commands(server: EmbeddedRedis, q
         assert client.commands == 1, "the hours that are not over"
 
 
+@pytest.mark.one_server
 async def test_recurrences_of_many_queues_cost_a_few_commands(server: EmbeddedRedis, queue: str, raw: Any) -> None:
     names = fill(raw, queue)
     for name in names:

@@ -210,6 +210,7 @@ async def test_console_shows_values_only_with_the_key(
 
 
 @pytest.mark.anyio
+@pytest.mark.one_server
 async def test_node_enqueues_an_encrypted_job_and_reads_its_result(
     server: EmbeddedRedis, queue: str, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
