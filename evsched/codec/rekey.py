@@ -252,7 +252,7 @@ class Resealing:
         found = self._codec.seal(about, text, fixed=fixed)
         try:
             return found if fixed else await self._codec.put(found)
-        # Whatever the user's function raises.
+        # `put` is a function of the user, and may raise anything.
         except Exception as error:
             raise EvschedError(f"the store does not take a value: {type(error).__name__}: {error}") from error
 
