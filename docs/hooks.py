@@ -27,6 +27,7 @@ OUTSIDE: Final = {
     "README.md": "evsched.md",
     "SECURITY.md": "security.md",
     "CONTRIBUTING.md": "contributing.md",
+    "clients/node/README.md": "node.md",
     "lua/README.md": "lua.md",
     "CHANGELOG.md": "changelog.md",
 }
@@ -45,8 +46,8 @@ def on_config(config: MkDocsConfig) -> None:
     for line in (ROOT / "docs/README.md").read_text().splitlines():
         if found := re.fullmatch(r"## (.+)|(For .+):", line):
             heading = found[1] or found[2]
-        elif found := re.match(r"\* \[[^]]+\]\(([^)]+)\)", line):
-            page = _on_site("docs/README.md", found[1])
+        for link in re.findall(r"\]\(([^)#]+)\)", line) if heading else []:
+            page = _on_site("docs/README.md", link)
             sections.setdefault(heading, []).extend([page, *([_AFTER[page]] if page in _AFTER else [])])
     listed = {page for pages in sections.values() for page in pages}
     rest = [page for page in OUTSIDE.values() if page not in {*listed, OUTSIDE["README.md"]}]
