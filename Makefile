@@ -13,7 +13,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # The tests start Python some hundred times: each would compile all the modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-cluster lua-coverage check chaos bench bench-scaling screenshots docs package lock format clean
+.PHONY: demo test test-all test-cluster lua-coverage check chaos bench bench-scaling screenshots docs docs-release package lock format clean
 
 demo: $(READY)
 	@$(BIN)/evsched demo
@@ -70,7 +70,13 @@ screenshots: $(READY)
 
 # The documentation site, in site/. It needs no other host: any web server can serve the folder.
 docs: $(READY)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# The same, of this release, as a commit on the branch gh-pages, beside the sites of earlier releases.
+docs-release: $(READY)
+	@release=$$($(BIN)/evsched --version); \
+	export NO_MKDOCS_2_WARNING=1 PATH="$(BIN):$$PATH"; \
+	mike deploy --update-aliases --title "$$release" "$${release%.*}" latest && mike set-default latest
 
 # The sdist and the wheel, in dist/. The same commit gives the same bytes.
 package: $(READY)

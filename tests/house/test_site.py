@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -43,13 +44,32 @@ def foreign(folder: Path) -> Iterator[tuple[str, str]]:
         yield from ((sheet.name, one) for one in loaded if re.match(r"https?:|//", one))
 
 
+CONFIG = """
+INHERIT: {root}/mkdocs.yml
+docs_dir: {root}/docs
+hooks: [{root}/docs/hooks.py]
+"""
+
+
 @pytest.mark.extra
-def test_the_site_is_whole_and_loads_nothing_from_other_hosts(tmp_path: Path) -> None:
-    run(sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path, cwd=ROOT)
-    assert list(foreign(tmp_path)) == []
-    pages = {path.relative_to(tmp_path).parent.name: path.read_text() for path in tmp_path.rglob("index.html")}
+def test_the_site_of_a_release_is_whole_and_loads_nothing_from_other_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{name}_NAME", "evsched")
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "evsched@example.com")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    (tmp_path / "mkdocs.yml").write_text(CONFIG.format(root=ROOT))
+    run("git", "init", "--quiet", cwd=tmp_path)
+    run("git", "commit", "--quiet", "--allow-empty", "--message", "Begin", cwd=tmp_path)
+    run("mike", "deploy", "--update-aliases", "0.1", "latest", cwd=tmp_path)
+    [version] = json.loads(run("git", "show", "gh-pages:versions.json", cwd=tmp_path))
+    assert (version["version"], version["aliases"]) == ("0.1", ["latest"])
+    site = tmp_path / "site"
+    assert list(foreign(site)) == []
+    pages = {path.relative_to(site).parent.name: path.read_text() for path in site.rglob("index.html")}
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} - {"README"} <= {*pages}
-    assert "hooks.py" not in {path.name for path in tmp_path.rglob("*")}
+    assert "hooks.py" not in {path.name for path in site.rglob("*")}
     assert "evsched dead list [OPTIONS]" in pages["options"]
     for name in {*evsched.__all__} - {"__version__"}:
         assert f'id="evsched.{name}"' in pages["names"], name
@@ -57,7 +77,7 @@ def test_the_site_is_whole_and_loads_nothing_from_other_hosts(tmp_path: Path) ->
         # A table or a list that only a forge shows as one.
         assert re.findall(r"<p>(?:\||[^<]*\n[*-] )", page) == [], name
         assert 'class="mermaid"' not in page, name
-    found = {entry["location"] for entry in json.loads((tmp_path / "search/search_index.json").read_text())["docs"]}
+    found = {entry["location"] for entry in json.loads((site / "search/search_index.json").read_text())["docs"]}
     assert {"design/#recovery", "names/#evsched.Retry", "options/#evsched-worker", "security/"} <= found
 
 
