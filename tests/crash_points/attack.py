@@ -38,8 +38,6 @@ from tests.support.plain import plain_client
 SHORT: Final = {"EVSCHED_LEASE": "1.5", "EVSCHED_TEST_HEARTBEAT": "0.3", "EVSCHED_LOG_LEVEL": "WARNING"}
 HANG: Final = 2.4
 """Seconds for which a process is stopped: its lease, and some time in which a dispatcher looks twice."""
-LIMIT: Final = PATIENCE
-"""Seconds until the jobs of a scene must have ended. They take 2 to 6 if the machine has nothing else to do."""
 BESIDE: Final = 6
 """How many attacks are made at a time: each keeps a core busy for about a sixth of its time."""
 
@@ -169,7 +167,6 @@ class _Playing:
         self._ended = set[str]()
         """The programs that have ended in order."""
         self._ending = False
-        self._limit = time.monotonic() + LIMIT
         self.struck: int | None = None
         """The process that has struck."""
         self._continue_at: float | None = None
@@ -209,8 +206,9 @@ class _Playing:
         )
 
     def _wait(self, problem: str, condition: Callable[[], bool]) -> None:
+        limit = time.monotonic() + PATIENCE
         while not condition():
-            assert time.monotonic() < self._limit, problem
+            assert time.monotonic() < limit, problem
             signal.sigtimedwait((signal.SIGCHLD,), 0.02)
             self._look()
 

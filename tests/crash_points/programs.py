@@ -22,6 +22,7 @@ from tests.crash_points.injection import FOLDER, append
 from tests.crash_points.scenes import FAR, FAR_INLINE, INLINE, ONCE, ROWS, SUSPECT
 from tests.crash_points.testimony import testimony
 from tests.support.inline import id_of
+from tests.support.patience import PATIENCE
 from tests.support.plain import plain_client
 
 LATER: Final = 1.0
@@ -67,7 +68,7 @@ def schedule() -> None:
         _step("stop", lambda: client.job("cancelled").cancel(), JobMissing)
         _await(lambda: client.job("revived").status().place in ("dead", "finished"))
         _step("revive", lambda: operator.revive(queue, ["revived"]), JobMissing)
-        _step("result", lambda: client.job("plain").result(30))
+        _step("result", lambda: client.job("plain").result(PATIENCE))
 
 
 def schedule_suspects() -> None:
@@ -98,10 +99,10 @@ def schedule_killer() -> None:
         for n in range(3):
             _put(client, f"held-{n}", witness.work, 0.3)
         _put(client, "kills", witness.die_at_first)
-        _step("result", lambda: client.job("kills").result(30))
+        _step("result", lambda: client.job("kills").result(PATIENCE))
         _await(lambda: redis.zcard(leases) == 0)
         _put(client, "last", witness.work)
-        _step("last result", lambda: client.job("last").result(30))
+        _step("last result", lambda: client.job("last").result(PATIENCE))
 
 
 def insert_rows() -> None:

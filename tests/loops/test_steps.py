@@ -22,6 +22,7 @@ from evsched.transport.call import script
 from evsched.transport.embedded import EmbeddedRedis
 from tests.support import long_jobs
 from tests.support.long_jobs import note, notes
+from tests.support.patience import PATIENCE
 from tests.support.proxy import Proxy
 from tests.support.system import System, system
 
@@ -100,7 +101,7 @@ async def test_result_is_the_same_in_the_first_run_and_later(config: Config, que
             raise ValueError
 
     async with system(config, app):
-        await (await twice.enqueue()).result(10)
+        await (await twice.enqueue()).result(PATIENCE)
     assert seen == [[(1, "a"), [1, "a"], None]] * 2
 
 
@@ -177,7 +178,7 @@ async def test_step_that_raises_keeps_nothing(config: Config, queue: str) -> Non
         return await step("risky", risky)
 
     async with system(config, app):
-        assert await (await job.enqueue()).result(10) == 2
+        assert await (await job.enqueue()).result(PATIENCE) == 2
     assert calls == [1, 2]
 
 
@@ -196,9 +197,9 @@ async def test_revived_job_goes_on_and_a_copy_starts_over(config: Config, queue:
         found = await job.enqueue()
         await running.recorder.wait(events.JobBuried)
         assert await app.client.revive(queue, [found.id]) == 1
-        await found.result(10)
+        await found.result(PATIENCE)
         assert calls == ["one", "two", "two"]
-        await app.job(await app.client.run_again(queue, found.id)).result(10)
+        await app.job(await app.client.run_again(queue, found.id)).result(PATIENCE)
     assert calls == ["one", "two", "two", "one", "two"]
 
 
@@ -346,7 +347,7 @@ async def test_loop_goes_on_behind_the_last_row_of_a_failed_attempt(config: Conf
             raise ValueError
 
     async with system(config, app):
-        await (await job.enqueue()).result(10)
+        await (await job.enqueue()).result(PATIENCE)
     assert "".join(seen) == "abccdef12"
 
 
@@ -367,7 +368,7 @@ async def test_place_is_saved_before_the_run_ends_though_redis_does_not_know_tha
                 raise ValueError
 
     async with system(config, app):
-        await (await job.enqueue()).result(10)
+        await (await job.enqueue()).result(PATIENCE)
     assert seen == [1, 2, 2, 3]
 
 
@@ -407,7 +408,7 @@ async def test_step_does_not_begin_in_a_worker_that_stops(config: Config, queue:
         await running.recorder.wait(events.JobSnoozed)
         assert notes(path) == ["one"]
         running.work()
-        await found.result(10)
+        await found.result(PATIENCE)
     assert notes(path) == ["one", "two"]
 
 
@@ -428,7 +429,7 @@ async def test_worker_that_hands_back_a_row_saves_the_place_before_it(config: Co
         running.workers[0].stop()
         await running.recorder.wait(events.WorkerStopped)
         running.work()
-        await found.result(10)
+        await found.result(PATIENCE)
     assert seen == [0, 1, 2, 3, 4, 5, 5, 6, 7, 8]
 
 
