@@ -4,13 +4,8 @@ figures are those of bench/results.
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from textwrap import dedent
-from typing import Any
 
 import pytest
 from cyclopts import App
@@ -18,7 +13,6 @@ from cyclopts import App
 from bench import pages
 from bench.figures import Failed, Measured
 from bench.result import Result
-from evsched import __all__ as public
 from evsched.cli.commands import build
 from evsched.jobs.record import FIELDS
 
@@ -52,36 +46,6 @@ def test_every_table_is_whole(page: Path) -> None:
         if rows:
             assert re.fullmatch(r"\|(-+\|)+", rows[1].replace(" ", "")), f"a table without a header: {rows[0]}"
             assert {len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", row))) for row in rows} == {rows[1].count("|")}
-
-
-def examples(page: Path) -> Iterator[ast.Module]:
-    """Parse the examples in Python of a page. Some are a decorator, or a part of a dict."""
-    for indent, text in re.findall(r"^( *)```python\n(.*?)^ *```$", page.read_text(), re.M | re.S):
-        own = dedent(indent + text)
-        for whole in (own, f"{own}def f(): ...", f"{{{own}}}"):
-            try:
-                yield compile(whole, page.name, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-                break
-            except SyntaxError:
-                continue
-        else:
-            pytest.fail(f"{page.name}: this is not Python:\n{own}")
-
-
-@pytest.mark.parametrize("page", [one for one in PAGES if "```python" in one.read_text()], ids=lambda page: page.stem)
-def test_the_examples_import_and_call_what_there_is(page: Path) -> None:
-    names: dict[str, Any] = {}
-    exec(f"from evsched import {', '.join(sorted({*public} - {'__version__'}))}", names)
-    for node in (node for example in examples(page) for node in ast.walk(example)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "evsched":
-            exec(compile(ast.Module([node], []), page.name, "exec"), names)
-        elif isinstance(node, ast.ImportFrom):  # RQ too has a Retry
-            for one in node.names:
-                names.pop(one.asname or one.name, None)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
-            found = inspect.signature(names[node.func.id]).parameters
-            if inspect.Parameter.VAR_KEYWORD not in {one.kind for one in found.values()}:
-                assert {word.arg for word in node.keywords} - {None} <= {*found}, ast.unparse(node)
 
 
 def test_the_index_names_every_page() -> None:
