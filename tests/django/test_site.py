@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,22 +10,28 @@ import sys
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
+import django
 import pytest
 from asgiref.sync import sync_to_async
+from django.core import mail
 from django.db import connections, transaction
 from django.test import override_settings
+from msgspec.structs import replace
 from psycopg.conninfo import conninfo_to_dict
 
 from evsched.codec import Codec
 from evsched.django.backend import Backend, redis_of, split_id
 from evsched.django.compat import TaskResultDoesNotExist, task_backends
 from evsched.django.management.commands.evsched import environment
+from evsched.django.worker_app import make_app
 from tests.django import settings as of_site
 from tests.django.polls import tasks as of_polls
 from tests.django.polls.models import Poll
 from tests.support.cli import Log
+from tests.support.doc_examples import examples, run_jobs
 from tests.support.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -128,6 +135,32 @@ def test_result_of_a_row_that_waits_for_a_relay(site: str, database: dict[str, s
     assert (found.status, found.errors[0].traceback) == ("FAILED", "too long")
     with pytest.raises(TaskResultDoesNotExist):
         tasks.mail.get_result("0@mails")
+
+
+@pytest.mark.extra
+def test_examples_of_the_page_run_as_printed(
+    site: str, database: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("tests.django.polls.page")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    names = vars(module)
+    names |= {"Poll": Poll, "question": "Tea?", "poll": Poll.objects.create(question="Coffee?")}
+    of_tasks = "django_tasks" if django.VERSION < (6, 0) else "django.tasks"  # as the page says
+    with ExitStack() as changed:
+        changed.enter_context(override_settings(EMAIL_BACKEND="django.core.mail.backends.locmem.EmailBackend"))
+        for one in examples("docs/django.md"):
+            example = replace(one, text=one.text.replace("django.tasks", of_tasks))
+            if example.text.startswith('"OPTIONS": '):
+                if "ledger" in example.text:
+                    asyncio.run(run_jobs(site, make_app()))
+                    assert [len(mail.outbox), rows()] == [2, []]
+                names["TASKS"]["default"] |= eval(f"{{{example.text}}}")
+            else:
+                example.run(names)
+            if "OPTIONS" in example.text or "TASKS" in example.text:
+                changed.enter_context(override_settings(TASKS=names["TASKS"]))
+        assert [Poll.objects.count(), len(rows())] == [2, 1]
+        assert names["invite"].enqueue("bob@example.com", 1).return_value == 1
 
 
 def test_unique_task_of_a_transaction(site: str, database: dict[str, str]) -> None:

@@ -4,21 +4,18 @@ figures are those of bench/results.
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from textwrap import dedent
-from typing import Any
 
 import pytest
 from cyclopts import App
+from cyclopts.exceptions import CoercionError, MissingArgumentError
 
 from bench import pages
 from bench.figures import Failed, Measured
 from bench.result import Result
-from evsched import __all__ as public
 from evsched.cli.commands import build
 from evsched.jobs.record import FIELDS
 
@@ -52,36 +49,6 @@ def test_every_table_is_whole(page: Path) -> None:
         if rows:
             assert re.fullmatch(r"\|(-+\|)+", rows[1].replace(" ", "")), f"a table without a header: {rows[0]}"
             assert {len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", row))) for row in rows} == {rows[1].count("|")}
-
-
-def examples(page: Path) -> Iterator[ast.Module]:
-    """Parse the examples in Python of a page. Some are a decorator, or a part of a dict."""
-    for indent, text in re.findall(r"^( *)```python\n(.*?)^ *```$", page.read_text(), re.M | re.S):
-        own = dedent(indent + text)
-        for whole in (own, f"{own}def f(): ...", f"{{{own}}}"):
-            try:
-                yield compile(whole, page.name, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-                break
-            except SyntaxError:
-                continue
-        else:
-            pytest.fail(f"{page.name}: this is not Python:\n{own}")
-
-
-@pytest.mark.parametrize("page", [one for one in PAGES if "```python" in one.read_text()], ids=lambda page: page.stem)
-def test_the_examples_import_and_call_what_there_is(page: Path) -> None:
-    names: dict[str, Any] = {}
-    exec(f"from evsched import {', '.join(sorted({*public} - {'__version__'}))}", names)
-    for node in (node for example in examples(page) for node in ast.walk(example)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "evsched":
-            exec(compile(ast.Module([node], []), page.name, "exec"), names)
-        elif isinstance(node, ast.ImportFrom):  # RQ too has a Retry
-            for one in node.names:
-                names.pop(one.asname or one.name, None)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
-            found = inspect.signature(names[node.func.id]).parameters
-            if inspect.Parameter.VAR_KEYWORD not in {one.kind for one in found.values()}:
-                assert {word.arg for word in node.keywords} - {None} <= {*found}, ast.unparse(node)
 
 
 def test_the_index_names_every_page() -> None:
@@ -130,6 +97,48 @@ def test_the_commands_in_the_docs_are_the_commands() -> None:
     rows = re.findall(r"^\| `evsched ([a-z -]+?)(?: [A-Z\[].*)?` \|", (DOCS / "commands.md").read_text(), re.M)
     assert len(rows) == len(set(rows))
     assert set(rows) == commands_of(build())
+
+
+def parse(words: Sequence[str]) -> None:
+    """Parse a command line as `evsched` does; a command or an option that does not exist is an error."""
+    _, _, ignored = build(words[:1]).parse_args(words, exit_on_error=False, print_error=False)
+    assert set(ignored) <= {"config"}, words
+
+
+BEFORE = r"(?:\w+=\S+ )*(?:\S+/)?|.*(?: \||--|&&|manage\.py) "
+"""What may stand before `evsched` in a line of a shell: variables, a folder, another command."""
+
+
+def shell_commands(page: Path) -> Iterator[list[str]]:
+    """Yield the words of each command of evsched in a page's blocks for a shell."""
+    for kind, block in re.findall(r"^ *```(\w*)\n(.*?)^ *```$", page.read_text(), re.M | re.S):
+        lines = block.replace("\\\n", " ") if kind in ("", "sh", "bash", "console") else ""
+        for before, rest in re.findall(rf"^ *({BEFORE})evsched ([a-z].*)$", lines, re.M):
+            words = shlex.split(rest, comments=True)
+            own = words[: min([words.index(end) for end in ("|", "&&", ";", ">", "&") if end in words], default=None)]
+            is_of_django = "manage.py" in before and own[0] in ("worker", "dev")  # the project is the app
+            yield [own[0], "site:app", *own[1:]] if is_of_django else own
+
+
+def test_the_commands_that_a_reader_copies_are_valid() -> None:
+    commands = [words for page in PAGES for words in shell_commands(page)]
+    assert len(commands) > 120
+    for words in commands:
+        parse(words)
+    for wrong in ("worker tasks:app --metric-port 1", "workers tasks:app", "worker"):
+        with pytest.raises(Exception, match=r"."):
+            parse(wrong.split())
+
+
+def test_the_commands_in_sentences_exist_with_their_options() -> None:
+    text = "".join(re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.M | re.S) for page in DOCS.glob("*.md"))
+    found = {" ".join(span.split()) for span in re.findall(r"`(?:\w+=\S+ )?evsched\s([a-z][^`]*)`", text)}
+    assert len(found) > 150
+    for command in found:
+        try:
+            parse(shlex.split(command))
+        except (MissingArgumentError, CoercionError):
+            pass  # a sentence may leave arguments out, or name them
 
 
 def test_the_findings_in_the_docs_are_those_of_the_doctor() -> None:
