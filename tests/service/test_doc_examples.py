@@ -181,7 +181,7 @@ THEN: Final = {
         async def count(text: str) -> int:
             return len(text)
 
-        assert await (await count.enqueue(os.urandom(100_000).hex())).result(10) == 200_000
+        assert await (await count.enqueue(os.urandom(100_000).hex())).result(120) == 200_000
         assert len(objects) == 1
     """,
     "docs/forward.md": """
@@ -206,7 +206,7 @@ THEN: Final = {
             client.enqueue(work)
     """,
     "docs/steps.md": """
-        assert await (await report.enqueue(7)).result(10) == "a file"
+        assert await (await report.enqueue(7)).result(120) == "a file"
         await import_rows.enqueue("rows.csv")
     """,
     "docs/tasks.md": """
@@ -214,7 +214,7 @@ THEN: Final = {
         async def fetch() -> bool:
             return isinstance(current_job().state, httpx.AsyncClient)
 
-        assert await (await fetch.enqueue()).result(10)
+        assert await (await fetch.enqueue()).result(120)
     """,
     "docs/testing.md": """
         import os
