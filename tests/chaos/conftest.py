@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from evsched.client.client import SyncClient
 from evsched.transport.embedded import EmbeddedRedis
+from tests.support.patience import PATIENCE
 
 
 class Fleet:
@@ -34,6 +36,14 @@ class Fleet:
         whole, _, _ = self.oracle.read_text().rpartition("\n")  # the last line may be half written
         rows = [line.split() for line in whole.splitlines()]
         return [(what, job, int(attempt), int(pid), float(at)) for what, job, attempt, pid, at in rows]
+
+    def wait_for_more(self, lines: int) -> int:
+        """Wait until the oracle has more than this number of lines; return how many it has."""
+        until = time.monotonic() + PATIENCE
+        while (now := len(self.lines())) <= lines:
+            assert time.monotonic() < until, "no run begins or ends"
+            time.sleep(0.1)
+        return now
 
     def stop(self) -> None:
         for child in self.children:

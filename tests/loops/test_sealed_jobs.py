@@ -58,6 +58,7 @@ def everything(raw: Any) -> bytes:
         b"stream": lambda key: raw.xrange(key),
         b"set": raw.smembers,
         b"string": raw.get,
+        b"none": lambda key: None,  # it has gone since the scan
     }
     for key in sorted(raw.scan_iter(count=1000)):
         found += [key, read[raw.type(key)](key)]
