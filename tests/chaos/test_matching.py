@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable
 from threading import Event, Thread
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -40,7 +40,6 @@ class Killer:
         self._fleet, self._rng, self._end = fleet, random.Random(11), Event()
         self._workers = [self._start() for _ in range(2)]
         self._thread = Thread(target=self._run)
-        self._thread.start()
 
     def _start(self) -> Any:
         return self._fleet.start("worker", "tests.chaos.app:app", "--concurrency", "20", **SHORT)
@@ -56,7 +55,11 @@ class Killer:
             self._workers[victim] = self._start()
             self.kills += 1
 
-    def stop(self) -> None:
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
 
@@ -91,29 +94,30 @@ def test_a_tenth_of_the_scheduled_jobs_is_changed_and_nothing_else(
             for n, job in enumerate(jobs)
         ],
     )
-    killer = Killer(fleet)
-    _wait(lambda: len(_done(fleet)) > 50)
-    begun = time.monotonic()
-    swept = (
-        client.cancel_matching("chaos", OURS)
-        if verb == "cancel"
-        else client.reschedule_matching("chaos", OURS, FAR + JOBS)
-    )
-    lasted, changed = time.monotonic() - begun, time.time()
-    after = schedule(raw)
-    tenth = {f"far{n}" for n in range(0, JOBS, EVERY)}
-    if verb == "cancel":
-        assert after == {job: due for job, due in before.items() if job not in tenth}
-    else:
-        assert after == {**before, **dict.fromkeys(tenth, FAR + JOBS)}
-    moved = swept.changed - len(tenth)
-    gone = [job for job in names["ours"] if verb == "cancel" and not raw.exists(f"{ROOT}job:{job}")]
-    later = {job.decode() for job in raw.zrangebyscore(f"{ROOT}schedule", FAR + JOBS, FAR + JOBS)} & {*names["ours"]}
-    assert moved == (len(gone) if verb == "cancel" else len(later))
-    assert 0 < moved < BUSY
-    unchanged = {*names["others"]} | {*names["ours"]} - {*gone} - later
-    _wait(lambda: unchanged <= _done(fleet))
-    killer.stop()
+    with Killer(fleet) as killer:
+        _wait(lambda: len(_done(fleet)) > 50)
+        begun = time.monotonic()
+        swept = (
+            client.cancel_matching("chaos", OURS)
+            if verb == "cancel"
+            else client.reschedule_matching("chaos", OURS, FAR + JOBS)
+        )
+        lasted, changed = time.monotonic() - begun, time.time()
+        after = schedule(raw)
+        tenth = {f"far{n}" for n in range(0, JOBS, EVERY)}
+        if verb == "cancel":
+            assert after == {job: due for job, due in before.items() if job not in tenth}
+        else:
+            assert after == {**before, **dict.fromkeys(tenth, FAR + JOBS)}
+        moved = swept.changed - len(tenth)
+        gone = [job for job in names["ours"] if verb == "cancel" and not raw.exists(f"{ROOT}job:{job}")]
+        later = {job.decode() for job in raw.zrangebyscore(f"{ROOT}schedule", FAR + JOBS, FAR + JOBS)} & {
+            *names["ours"]
+        }
+        assert moved == (len(gone) if verb == "cancel" else len(later))
+        assert 0 < moved < BUSY
+        unchanged = {*names["others"]} | {*names["ours"]} - {*gone} - later
+        _wait(lambda: unchanged <= _done(fleet))
     # A run that was killed before may have returned its job to those that wait.
     started = {job for what, job, _, _, at in fleet.lines() if what == "start" and (at > changed or job in tenth)}
     assert not started & ({*gone} | later | tenth)
@@ -141,19 +145,20 @@ def test_a_tenth_of_the_dead_jobs_is_changed_and_nothing_else(
             pipe.execute()
     raw.delete(f"{ROOT}schedule")
     fleet.start("dispatcher", **SHORT)
-    killer = Killer(fleet)
-    connection = Filter(reason="connectionerror")
-    tenth = {f"far{n}" for n in range(0, JOBS, EVERY)}
-    client.enqueue("chaos", [new_job("harmless", (0.01,), {}, JobOptions(id=f"t{n}")) for n in range(BUSY)])
-    swept = (
-        client.revive_matching("chaos", connection) if verb == "revive" else client.drop_matching("chaos", connection)
-    )
-    assert swept == Swept(len(tenth), len(tenth))
-    left = {job.decode() for job, _ in raw.zscan_iter(f"{ROOT}dead", count=1000)}
-    assert left == {f"far{n}" for n in range(JOBS)} - tenth
-    expected = {f"t{n}" for n in range(BUSY)} | (tenth if verb == "revive" else set[str]())
-    _wait(lambda: expected <= _done(fleet))
-    killer.stop()
+    with Killer(fleet) as killer:
+        connection = Filter(reason="connectionerror")
+        tenth = {f"far{n}" for n in range(0, JOBS, EVERY)}
+        client.enqueue("chaos", [new_job("harmless", (0.01,), {}, JobOptions(id=f"t{n}")) for n in range(BUSY)])
+        swept = (
+            client.revive_matching("chaos", connection)
+            if verb == "revive"
+            else client.drop_matching("chaos", connection)
+        )
+        assert swept == Swept(len(tenth), len(tenth))
+        left = {job.decode() for job, _ in raw.zscan_iter(f"{ROOT}dead", count=1000)}
+        assert left == {f"far{n}" for n in range(JOBS)} - tenth
+        expected = {f"t{n}" for n in range(BUSY)} | (tenth if verb == "revive" else set[str]())
+        _wait(lambda: expected <= _done(fleet))
     assert {job for what, job, *_ in fleet.lines() if what == "start"} == expected
     _wait(lambda: not raw.keys(f"{ROOT}processing:*"))
     assert raw.zcard(f"{ROOT}dead") == JOBS - len(tenth)
