@@ -287,18 +287,19 @@ async def test_links_of_a_job_find_its_task_and_group_whatever_their_names(
         assert "1 job matches." in await browser.words(link.replace("&amp;", "&"))
 
 
-async def test_queue_that_was_never_used_is_not_paused(
+async def test_queue_that_was_never_used_is_not_changed(
     browser: Browser, queue: str, raw: Any, client: SyncClient
 ) -> None:
     enqueue(client, queue, 1)
     page = await browser.page("/queue", name=queue)
-    for act in ("pause", "limit"):
-        refused = await browser.client.post(
-            f"/act/{act}", data={"proof": _proof(page), "queue": f"{queue}x", "concurrency": "5"}
-        )
+    fields = {"proof": _proof(page), "queue": f"{queue}x", "concurrency": "5"}
+    for act in ("pause", "limit", "resume"):
+        refused = await browser.client.post(f"/act/{act}", data=fields)
         assert refused.status_code == 400
         assert "has no jobs, no workers and no recurrences" in refused.text
-    assert not raw.exists(f"evsched:{{{queue}x}}:limits")
+    assert not raw.keys(f"evsched:{{{queue}x}}:*")
+    raw.hset(f"evsched:{{{queue}x}}:limits", "rate", "3")
+    assert (await browser.client.post("/act/limit", data=fields)).status_code == 303, "it has limits"
 
 
 async def test_first_page_names_what_needs_attention(browser: Browser, client: SyncClient, queue: str) -> None:
