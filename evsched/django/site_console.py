@@ -34,6 +34,7 @@ from evsched.console import Visitor, create
 from evsched.console.users import Refused
 from evsched.django.console_ask import ASK, PAGE, Ask
 from evsched.django.management.commands.evsched import environment as variables
+from evsched.django.setting_checks import console_faults
 from evsched.django.worker_app import first_backend, starting
 from evsched.errors import ConfigError
 
@@ -52,13 +53,16 @@ def with_console(site: Site | None = None, *, config: Config | None = None) -> S
     `site`: None = that of Django, and while DEBUG is on with its static files, as `runserver`. Its lifespan is not run.
 
     Raises:
-        ConfigError: the settings have no path for the console, or the URLs no admin.
+        ConfigError: the settings have no path for the console, or a wrong one, or the URLs no admin.
     """
     with starting():
         django = get_asgi_application()
         backend, listed = first_backend(), _is_listed()
+        faults = [*console_faults(backend)]
     if backend.console is None:
         raise ConfigError('the OPTIONS of evsched in TASKS have no "console": write its path, such as "/jobs/"')
+    for _, text, hint in faults:
+        raise ConfigError(f"{text} {hint}".rstrip("."))
     if not listed:
         raise ConfigError(
             'the URLs of the site have no admin with the console: add path("admin/", admin.site.urls) to them'

@@ -370,6 +370,12 @@ def test_settings_without_a_path_or_an_admin_are_refused(site: str) -> None:
         pytest.raises(ConfigError, match='have no "console"'),
     ):
         with_console()
+    covering = {**of_site.TASKS["default"], "OPTIONS": {"console": "/admin/"}}
+    with (
+        override_settings(TASKS={"default": covering}),
+        pytest.raises(ConfigError, match="would cover /admin/, a page of the admin"),
+    ):
+        with_console()
     with override_settings(ROOT_URLCONF=()), pytest.raises(ConfigError, match="no admin"):
         with_console()
     with (
