@@ -111,7 +111,7 @@ def _servers(backend: BackendSettings) -> _Found:
 
 
 def console_faults(backend: BackendSettings) -> _Found:
-    """Find what is wrong with the path of the console: the number of each fault, its sentence and a hint."""
+    """Check the path of the console; for each fault, its number, a sentence and a hint."""
     path: Any = backend.console
     if path is None:
         return

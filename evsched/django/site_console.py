@@ -88,7 +88,7 @@ def with_console(site: Site | None = None, *, config: Config | None = None) -> S
         middleware=[Middleware(_WithPrefix)],
         lifespan=lifespan,
     )
-    app.state.console = pages.state.console
+    app.state.console, app.state.console_path = pages.state.console, f"{path}/"
     return app
 
 

@@ -392,7 +392,8 @@ def test_sign_in_act_and_sign_out_at_the_process(
     make_user("ann", "operate_console")
     place = Site(site, tmp_path, SITE_FILE=str(database))
     with place.running("console", "--port", "0") as log:
-        url = log.until("ConsoleStarted")["url"]
+        url, path, _ = log.until("ConsoleStarted")["url"].partition("/jobs/")
+        assert path == "/jobs/", "the log has the address of the console"
         with httpx.Client(base_url=url, timeout=PATIENCE, follow_redirects=True) as browser:
             page = browser.get("/jobs/queue", params={"name": queue})
             assert page.url.path == "/admin/login/"
