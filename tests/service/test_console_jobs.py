@@ -113,10 +113,16 @@ async def test_act_within_a_place_names_it_in_the_audit_trail(
 )
 async def test_form_that_names_no_job_is_refused(browser: Browser, queue: str, act: str, job: str) -> None:
     answer = await browser.act("/tokens", act, job=job, due="now")
-    assert (answer.status_code, "and not a queue with a job of it" in answer.text) == (400, True)
+    says = "does not name a job: write its queue, a space" if job else "the form names no job: choose one"
+    assert (answer.status_code, says in answer.text) == (400, True)
     page = await browser.page("/tokens")
     both = await browser.client.post(f"/act/{act}", data={"proof": _proof(page), "job": [job, f"{queue} b"]})
     assert both.status_code == 400
+
+
+async def test_form_that_names_no_recurrence_says_so(browser: Browser) -> None:
+    answer = await browser.act("/tokens", "trigger", recurrence="")
+    assert (answer.status_code, "the form names no recurrence: choose one" in answer.text) == (400, True)
 
 
 async def test_act_that_fails_says_so_and_is_logged(
