@@ -308,6 +308,16 @@ async def test_queue_that_was_never_used_is_not_changed(
     assert (await browser.client.post("/act/limit", data=fields)).status_code == 303, "it has limits"
 
 
+async def test_id_that_no_page_can_name_has_no_link(browser: Browser, queue: str, raw: Any) -> None:
+    for job in (b"\xff\xfe", b""):
+        raw.hset(f"evsched:{{{queue}}}:job:".encode() + job, "payload", '{"task":"pay"}')
+        raw.zadd(f"evsched:{{{queue}}}:schedule", {job: LATER})
+    page = await browser.page("/jobs", q="place:schedule")
+    assert "(empty)" in words(page)
+    assert r"\xff\xfe" in words(page)
+    assert "/job?" not in page
+
+
 async def test_first_page_names_what_needs_attention(browser: Browser, client: SyncClient, queue: str) -> None:
     client.enqueue(queue, [New("now", b'{"task":"pay"}')])
     words = await browser.words("/")
