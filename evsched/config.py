@@ -227,7 +227,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         str | None,
         Setting("MODULE:SITE of a function that returns your web application with the console in it", _CONSOLE),
     ] = None
-    """It is called with `config=`, and what it returns has the console as `state.console`. None: the console alone."""
+    """It is called with `config=`, and what it returns has the console as `state.console`, and perhaps its path as
+    `state.console_path`, for the log. None: the console alone."""
 
     ledger_url: Annotated[
         str | None, Setting("The PostgreSQL database of the ledger", (*_LEDGER, *_HISTORY, *_CONSOLE))

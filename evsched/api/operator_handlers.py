@@ -165,8 +165,7 @@ async def limit(request: ApiRequest, body: requests.NewLimits, query: requests.C
     if not fields:
         raise invalid("give concurrency, rate, burst or weight: a number, or null to remove the limit")
     await _check_shards(request)
-    present = await request.client.limits(request.queue)
-    await _check_used(request, create=query.create or bool(present.queue or present.groups))
+    await _check_used(request, create=query.create)
     options = cast("LimitOptions", fields)
     return _listed(request, await request.client.limit(request.queue, group=body.group, task=body.task, **options))
 

@@ -236,11 +236,8 @@ def limit(
     fields = _fields(group, task, asked | {"history": history, "history_age": history_age})
     queue = _queue("limit", queue, named)
     with client(url, changes_queue=True) as redis:
-        # Limits that a queue already has can be changed, and the limits of a misspelt queue removed, without --create.
         if fields and not create and (unknown := missing(redis, queue)):
-            present = redis.send(Store(queue).limit())
-            if not present.queue and not present.groups:
-                raise EvschedError(f"{unknown}; --create sets limits before its first job")
+            raise EvschedError(f"{unknown}; --create sets limits before its first job")
         stores = redis.stores(queue)
         parts = redis.run(gate.set_limits(stores, fields))
         unknown = 0 if fields else note_unknown(redis, [queue])

@@ -39,7 +39,10 @@ def rekey(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     with client(url) as redis:
         codec = redis.client.codec
         if not isinstance(codec, Codec):
-            raise UsageError("rekey: set EVSCHED_CODEC to MODULE:APP, an app with an evsched.codec.Codec")
+            raise UsageError(
+                "rekey: set EVSCHED_CODEC to MODULE:APP, an app with an evsched.codec.Codec; in a Django site, set "
+                'OPTIONS["codec"]'
+            )
         names = redis.run(find_queues()) if queue is None else queue
         work = Rekey([store for name in names for store in redis.stores(name)], codec)
         stopped_by = redis.work_off(work, "keys examined", lambda: f"{work.result.done} values sealed again")

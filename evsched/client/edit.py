@@ -143,8 +143,7 @@ def edit(store: Store, job_id: str, version: str | None, changes: Changes, paylo
         if version is not None and original.status.version != version:
             raise JobChanged(f"{job_id:.200} has changed since you have read it: look at it again")
         rewrites = not {"args", "kwargs"}.isdisjoint(changes)
-        given = changes.get("args"), changes.get("kwargs")
-        seen = (yield from opened_for_edit(original, *given)) if rewrites else original
+        seen = (yield from opened_for_edit(original)) if rewrites else original
         new = _edited(seen, changes, payload_cap, timed)
         if seen is not original:
             text = original.fields["payload"]

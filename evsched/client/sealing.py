@@ -108,16 +108,14 @@ def shown_payload(payload: bytes) -> Operation[Any]:
     return masked(value) if text is None else decode(text)
 
 
-def opened_for_edit(original: Original, args: Any, kwargs: Any) -> Operation[Original]:
+def opened_for_edit(original: Original) -> Operation[Original]:
     """Return a job whose arguments are to become others with its payload opened, if it is sealed.
-
-    A form of a client without a codec has no arguments, and gives none: then it is returned as it is.
 
     Raises:
         ConfigError: this client cannot open it.
     """
     payload, job_id = original.fields.get("payload", b""), original.status.id
-    if not original.status.sealed or not ((yield UseCodec(_is_there)) or args or kwargs):
+    if not original.status.sealed:
         return original
     text = yield from _reopen(payload, job_id)
     status = replace(original.status, payload=redacted(decode(text), original.declared))
@@ -130,10 +128,6 @@ async def _opened(codec: PayloadCodec, payload: bytes, job_id: str) -> bytes:
         return await open_payload(codec, payload, job_id)
     except _MALFORMED as error:
         raise CannotOpen(f"they are not valid: {error}") from None
-
-
-async def _is_there(codec: PayloadCodec) -> bool:
-    return True
 
 
 def seal_again(payload: bytes, job_id: str, payload_cap: int) -> Operation[bytes]:
@@ -165,6 +159,6 @@ def _reopen(payload: bytes, job_id: str) -> Operation[bytes]:
     if text is None:
         raise ConfigError(
             f"the arguments of {job_id} are sealed, and this program has no codec: a command, the console and the API "
-            "need EVSCHED_CODEC, a program an App with a codec"
+            'need EVSCHED_CODEC, those of a Django site OPTIONS["codec"], and a program an App with a codec'
         )
     return text

@@ -392,8 +392,14 @@ def is_unused(shards: Shards, make: MakeStore, queue: str) -> Operation[bool]:
 
 
 def never_used(shards: Shards, make: MakeStore, queue: str) -> Operation[str | None]:
-    """Return a message if a queue has never been used, with similar names; None if it has, as `is_unused`."""
+    """Return a message if a queue has never been used and has no limits, with similar names; else None.
+
+    This decides for the commands, the HTTP interface and the console for which names they refuse to change a queue.
+    """
     if not (yield from is_unused(shards, make, queue)):
+        return None
+    limits = yield from send(make(queue).limits())
+    if limits.queue or limits.groups:
         return None
     return f"queue {queue} has no jobs, no workers and no recurrences{(yield from similar(shards, make, queue))}"
 

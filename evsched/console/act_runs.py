@@ -117,7 +117,7 @@ class Form:
         Raises:
             ConfigError: it names none.
         """
-        return named_job(self.get(name))
+        return named_job(self.get(name), name)
 
     def number(self, name: str) -> float | None:
         """Return a number; None if the field is empty.
@@ -134,10 +134,12 @@ class Form:
             raise ConfigError(f"{name}: {text!r:.60} is not a number, such as 20") from None
 
 
-def named_job(text: str) -> tuple[str, str]:
+def named_job(text: str, what: str = "job") -> tuple[str, str]:
     queue, _, job = text.partition(" ")
+    if not text:
+        raise ConfigError(f"the form names no {what}: choose one")
     if not queue or not job:
-        raise ConfigError(f"the form names {text!r:.60}, and not a queue with a job of it: QUEUE ID")
+        raise ConfigError(f"{text!r:.60} does not name a {what}: write its queue, a space, and the {what}")
     return check_queue(queue), job
 
 

@@ -134,8 +134,11 @@ def _changes(form: Form, due: float | None) -> Changes:
     Raises:
         ConfigError: a field is not valid.
     """
-    changes = Changes(args=_json("arguments by position", form.get("args"), list[Any], '[1, "two"]'))
-    changes["kwargs"] = _json("arguments by name", form.get("kwargs"), dict[str, Any], '{"name": 1}')
+    changes = Changes()
+    if form.all("args"):  # a form of sealed arguments has no fields for them
+        changes["args"] = _json("arguments by position", form.get("args"), list[Any], '[1, "two"]')
+    if form.all("kwargs"):
+        changes["kwargs"] = _json("arguments by name", form.get("kwargs"), dict[str, Any], '{"name": 1}')
     if form.get("priority") != form.get("shown_priority"):
         if not re.fullmatch("[0-9]", text := form.get("priority")):
             raise ConfigError(f"priority: {text!r:.60} is not a whole number from 0 to 9")

@@ -48,6 +48,7 @@ async def _pause(acts: UserActs, visit: Visit, form: Form) -> str:
 
 async def _resume(acts: UserActs, visit: Visit, form: Form) -> str:
     queue = form.queue()
+    await _check_used(visit, queue)
     since = await client_of(visit).resume(queue)
     sentence = f"Queue {queue} is resumed." if since is not None else f"Queue {queue} was not paused."
     return acts.note(visit, sentence, "/queue", changed=since is not None, name=queue)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.db import connections
+from django.urls import NoReverseMatch, get_script_prefix, reverse
 from django.utils.connection import ConnectionDoesNotExist
 
+from evsched.django.console_ask import PAGE
 from evsched.errors import ConfigError
 from evsched.jobs.tasks import TaskOptions, check_task_options
 from evsched.keys import check_queue
@@ -20,8 +23,11 @@ from evsched.transport.address import parse
 _OPTIONS: Final = ("url", "ledger", "console", "codec", "retry", "timeout", "retention")
 """The names that OPTIONS may have."""
 
-_PATH: Final = re.compile(r"(/[A-Za-z0-9._~-]+)+/")
+_PATH: Final = re.compile(r"(/(?!\.{1,2}/)[A-Za-z0-9._~-]+)+/")
 """Where the console may be: below a folder of its own, because the site has the rest."""
+
+_NEEDED: Final = ("admin:index", "admin:login", PAGE)
+"""The pages of the admin without which nobody gets to the console."""
 
 
 class BackendSettings(Protocol):
@@ -47,7 +53,7 @@ def check_settings(backend: BackendSettings) -> list[CheckMessage]:
             *_queues(backend),
             *_ledger(backend),
             *_servers(backend),
-            *_console(backend),
+            *console_faults(backend),
         )
     ]
 
@@ -104,15 +110,26 @@ def _servers(backend: BackendSettings) -> _Found:
         yield 6, f"the backends {', '.join(sorted(urls))} have different urls.", hint
 
 
-def _console(backend: BackendSettings) -> _Found:
+def console_faults(backend: BackendSettings) -> _Found:
+    """Check the path of the console; for each fault, its number, a sentence and a hint."""
     path: Any = backend.console
     if path is None:
         return
     if not isinstance(path, str) or not _PATH.fullmatch(path):
         yield 7, f"OPTIONS['console'] is {path!r}, not a path of the site.", 'Write one such as "/jobs/".'
+    elif (covered := next((page for page in _admin_pages() if page.startswith(path)), None)) is not None:
+        text = f"OPTIONS['console'] is {path!r}, and the console there would cover {covered}, a page of the admin."
+        yield 7, text, 'Write a path without pages of the site, such as "/jobs/".'
     if not apps.is_installed("django.contrib.admin"):
         hint = "Add django.contrib.admin to INSTALLED_APPS, or leave 'console' out: its users then have tokens."
         yield 8, "OPTIONS['console'] needs Django's admin, which signs users in.", hint
+
+
+def _admin_pages() -> Iterator[str]:
+    """Find the paths of the admin that the console needs, without the prefix of the site."""
+    for name in _NEEDED if getattr(settings, "ROOT_URLCONF", None) else ():
+        with suppress(NoReverseMatch):
+            yield reverse(name).removeprefix(get_script_prefix().rstrip("/"))
 
 
 def _options_of(params: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, Final
-from urllib.parse import unquote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 from django.apps import apps
 from django.conf import settings
@@ -22,6 +22,7 @@ from django.core.asgi import get_asgi_application
 from django.core.handlers.asgi import get_script_prefix
 from django.urls import NoReverseMatch, reverse, set_script_prefix
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
@@ -33,6 +34,7 @@ from evsched.console import Visitor, create
 from evsched.console.users import Refused
 from evsched.django.console_ask import ASK, PAGE, Ask
 from evsched.django.management.commands.evsched import environment as variables
+from evsched.django.setting_checks import console_faults
 from evsched.django.worker_app import first_backend, starting
 from evsched.errors import ConfigError
 
@@ -51,13 +53,16 @@ def with_console(site: Site | None = None, *, config: Config | None = None) -> S
     `site`: None = that of Django, and while DEBUG is on with its static files, as `runserver`. Its lifespan is not run.
 
     Raises:
-        ConfigError: the settings have no path for the console, or the URLs no admin.
+        ConfigError: the settings have no path for the console, or a wrong one, or the URLs no admin.
     """
     with starting():
         django = get_asgi_application()
         backend, listed = first_backend(), _is_listed()
+        faults = [*console_faults(backend)]
     if backend.console is None:
         raise ConfigError('the OPTIONS of evsched in TASKS have no "console": write its path, such as "/jobs/"')
+    for _, text, hint in faults:
+        raise ConfigError(f"{text} {hint}".rstrip("."))
     if not listed:
         raise ConfigError(
             'the URLs of the site have no admin with the console: add path("admin/", admin.site.urls) to them'
@@ -65,7 +70,7 @@ def with_console(site: Site | None = None, *, config: Config | None = None) -> S
     if site is None:
         as_runserver = settings.DEBUG and apps.is_installed("django.contrib.staticfiles")
         site = ASGIStaticFilesHandler(django) if as_runserver else django
-    path = (settings.FORCE_SCRIPT_NAME or "").rstrip("/") + backend.console.rstrip("/")
+    path = backend.console.rstrip("/")
     config = config or environment.load({**os.environ, **variables(backend)})
     gate = _Gate(site, path)
     pages = create(config, find_visitor=gate.find_visitor)
@@ -79,9 +84,11 @@ def with_console(site: Site | None = None, *, config: Config | None = None) -> S
             yield
 
     app = Starlette(
-        routes=[Route(path, first_page), Mount(path, gate.before(pages)), Mount("", site)], lifespan=lifespan
+        routes=[Route(path, first_page), Mount(path, gate.before(pages)), Mount("", site)],
+        middleware=[Middleware(_WithPrefix)],
+        lifespan=lifespan,
     )
-    app.state.console = pages.state.console
+    app.state.console, app.state.console_path = pages.state.console, f"{path}/"
     return app
 
 
@@ -90,6 +97,21 @@ def _is_listed() -> bool:
         return bool(reverse(PAGE))
     except NoReverseMatch:
         return False
+
+
+class _WithPrefix:
+    """Gives each path the prefix of the site, which a proxy may have taken off. Django answers both, too."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            root, path = get_script_prefix(scope).rstrip("/"), scope["path"]
+            scope = {**scope, "root_path": root}
+            if not f"{path}/".startswith(f"{root}/"):
+                scope |= {"path": root + path, "raw_path": quote(root + path).encode()}
+        await self._app(scope, receive, send)
 
 
 class _Gate:
@@ -140,7 +162,7 @@ class _Gate:
     async def _ask(self, scope: Scope) -> tuple[Ask, Response]:
         """Send the site a request for the page of the console in its admin; return the answer of both."""
         root = scope["root_path"].removesuffix(self._path)
-        set_script_prefix(get_script_prefix({"root_path": root}))  # for `reverse`, as Django does for a request
+        set_script_prefix(root)  # for `reverse`, as Django does for a request
         path = unquote(reverse(PAGE))
         back = {"page": _with_query(self._page(scope), scope)} if scope["method"] == "GET" else {}
         ask = Ask()

@@ -50,13 +50,14 @@ def read_result(status: JobStatus, result_id: str, alias: str) -> TaskResult[Any
         ImportError, SuspiciousOperation: as `find_task`.
     """
     payload = cast("dict[str, Any]", status.payload) if isinstance(status.payload, dict) else {}
+    sealed = [payload["sealed"]] if "sealed" in payload else []  # without the codec: the text that says so
     note = read_note(payload.get("meta"))
     task = as_enqueued(find_task(status.task or ""), status.queue, note, alias)
     state = _state(status)
     result = new_result(
         task,
         result_id,
-        payload.get("args") or [],
+        sealed + (payload.get("args") or []),
         payload.get("kwargs") or {},
         enqueued=note.get("at", status.created),
         state=state,

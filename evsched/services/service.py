@@ -223,12 +223,13 @@ def run_console(config: Config) -> None:
         app = console.create(config, alone=_is_loopback(config.console_host))
     else:
         app = _site_of(config.console_site, config)
+    path: str = getattr(app.state, "console_path", "")
     _serve(
         config,
         app,
         (config.console_host, config.console_port, "console"),
         [app.state.console.hub.stop],
-        lambda url: process_events.ConsoleStarted(url=url),
+        lambda url: process_events.ConsoleStarted(url=url + path),
     )
 
 

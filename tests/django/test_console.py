@@ -295,7 +295,7 @@ async def test_index_of_the_admin_leads_to_the_console(people: People) -> None:
 
 
 def below(app: Any, root: str) -> Any:
-    """Serve an application below a path, as a server whose proxy takes it off."""
+    """Serve an application below a path, as a server that was given it."""
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         await app({**scope, "root_path": root}, receive, send)
@@ -304,7 +304,8 @@ def below(app: Any, root: str) -> Any:
 
 
 @pytest.mark.parametrize("by", ["server", "setting"])
-async def test_site_below_a_path(people: People, by: str) -> None:
+@pytest.mark.parametrize("asked", [pytest.param("/shop", id="whole path"), pytest.param("", id="proxy strips it")])
+async def test_site_below_a_path(people: People, by: str, asked: str) -> None:
     if by == "server":
         people.app = below(people.app, "/shop")
     with override_settings(FORCE_SCRIPT_NAME="/shop" if by == "setting" else None):
@@ -312,11 +313,13 @@ async def test_site_below_a_path(people: People, by: str) -> None:
             people.app = with_console()
         async with people.signed_in("ann", "view_console") as ann, people.nobody() as nobody:
             for _ in range(2):  # Django sets the prefix for what runs after a request
-                location = (await nobody.http.get("/shop/jobs/")).headers["location"]
+                location = (await nobody.http.get(f"{asked}/jobs/")).headers["location"]
                 assert location.startswith("/shop/admin/login/?next=/shop/admin/")
-                page = (await ann.http.get("/shop/jobs/queue?name=mails")).text
+                page = (await ann.http.get(f"{asked}/jobs/queue?name=mails")).text
                 assert {*re.findall(r'(?:href|src|action)="(/\w*/\w*)', page)} == {"/shop/jobs"}
-            assert (await ann.http.get(f"/shop{ENTRY}")).headers["location"] == "/shop/jobs/"
+            assert (await ann.http.get(f"{asked}{ENTRY}")).headers["location"] == "/shop/jobs/"
+            assert (await ann.http.get(f"{asked}/jobs")).headers["location"] == "/shop/jobs/"
+            assert (await ann.http.get(f"{asked}/jobs/static/console.css")).status_code == 200
         if by == "setting":
             await people.app.state.console.close()
 
@@ -367,6 +370,12 @@ def test_settings_without_a_path_or_an_admin_are_refused(site: str) -> None:
         pytest.raises(ConfigError, match='have no "console"'),
     ):
         with_console()
+    covering = {**of_site.TASKS["default"], "OPTIONS": {"console": "/admin/"}}
+    with (
+        override_settings(TASKS={"default": covering}),
+        pytest.raises(ConfigError, match="would cover /admin/, a page of the admin"),
+    ):
+        with_console()
     with override_settings(ROOT_URLCONF=()), pytest.raises(ConfigError, match="no admin"):
         with_console()
     with (
@@ -383,7 +392,8 @@ def test_sign_in_act_and_sign_out_at_the_process(
     make_user("ann", "operate_console")
     place = Site(site, tmp_path, SITE_FILE=str(database))
     with place.running("console", "--port", "0") as log:
-        url = log.until("ConsoleStarted")["url"]
+        url, path, _ = log.until("ConsoleStarted")["url"].partition("/jobs/")
+        assert path == "/jobs/", "the log has the address of the console"
         with httpx.Client(base_url=url, timeout=PATIENCE, follow_redirects=True) as browser:
             page = browser.get("/jobs/queue", params={"name": queue})
             assert page.url.path == "/admin/login/"

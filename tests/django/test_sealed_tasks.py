@@ -35,3 +35,7 @@ async def test_task_runs_and_its_result_has_its_arguments(looped: str, raw: Any)
             assert (result.args, result.kwargs) == ([SECRET], {"named": SECRET})
             assert SECRET.encode() not in everything(raw)
         await redis_of(looped, codec).app.close()
+    seen = await tasks.echo.aget_result(result.id)
+    mark = "[encrypted with key old]"
+    assert (seen.args, seen.kwargs, seen.return_value) == ([mark], {}, mark), "the settings have no codec here"
+    await redis_of(looped).app.close()

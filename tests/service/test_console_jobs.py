@@ -113,10 +113,16 @@ async def test_act_within_a_place_names_it_in_the_audit_trail(
 )
 async def test_form_that_names_no_job_is_refused(browser: Browser, queue: str, act: str, job: str) -> None:
     answer = await browser.act("/tokens", act, job=job, due="now")
-    assert (answer.status_code, "and not a queue with a job of it" in answer.text) == (400, True)
+    says = "does not name a job: write its queue, a space" if job else "the form names no job: choose one"
+    assert (answer.status_code, says in answer.text) == (400, True)
     page = await browser.page("/tokens")
     both = await browser.client.post(f"/act/{act}", data={"proof": _proof(page), "job": [job, f"{queue} b"]})
     assert both.status_code == 400
+
+
+async def test_form_that_names_no_recurrence_says_so(browser: Browser) -> None:
+    answer = await browser.act("/tokens", "trigger", recurrence="")
+    assert (answer.status_code, "the form names no recurrence: choose one" in answer.text) == (400, True)
 
 
 async def test_act_that_fails_says_so_and_is_logged(
@@ -287,18 +293,29 @@ async def test_links_of_a_job_find_its_task_and_group_whatever_their_names(
         assert "1 job matches." in await browser.words(link.replace("&amp;", "&"))
 
 
-async def test_queue_that_was_never_used_is_not_paused(
+async def test_queue_that_was_never_used_is_not_changed(
     browser: Browser, queue: str, raw: Any, client: SyncClient
 ) -> None:
     enqueue(client, queue, 1)
     page = await browser.page("/queue", name=queue)
-    for act in ("pause", "limit"):
-        refused = await browser.client.post(
-            f"/act/{act}", data={"proof": _proof(page), "queue": f"{queue}x", "concurrency": "5"}
-        )
+    fields = {"proof": _proof(page), "queue": f"{queue}x", "concurrency": "5"}
+    for act in ("pause", "limit", "resume"):
+        refused = await browser.client.post(f"/act/{act}", data=fields)
         assert refused.status_code == 400
         assert "has no jobs, no workers and no recurrences" in refused.text
-    assert not raw.exists(f"evsched:{{{queue}x}}:limits")
+    assert not raw.keys(f"evsched:{{{queue}x}}:*")
+    raw.hset(f"evsched:{{{queue}x}}:limits", "rate", "3")
+    assert (await browser.client.post("/act/limit", data=fields)).status_code == 303, "it has limits"
+
+
+async def test_id_that_no_page_can_name_has_no_link(browser: Browser, queue: str, raw: Any) -> None:
+    for job in (b"\xff\xfe", b""):
+        raw.hset(f"evsched:{{{queue}}}:job:".encode() + job, "payload", '{"task":"pay"}')
+        raw.zadd(f"evsched:{{{queue}}}:schedule", {job: LATER})
+    page = await browser.page("/jobs", q="place:schedule")
+    assert "(empty)" in words(page)
+    assert r"\xff\xfe" in words(page)
+    assert "/job?" not in page
 
 
 async def test_first_page_names_what_needs_attention(browser: Browser, client: SyncClient, queue: str) -> None:

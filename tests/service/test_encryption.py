@@ -26,9 +26,10 @@ from evsched.recurrence.recurrence import Declared
 from evsched.transport.embedded import EmbeddedRedis
 from tests.crash_points.injection import FOLDER, VARIABLE
 from tests.loops.test_sealed_jobs import everything
+from tests.service.test_console_edit import fields_of
 from tests.support import sealed_jobs
 from tests.support.api import calling
-from tests.support.browsing import browsing
+from tests.support.browsing import browsing, words
 from tests.support.cli import Cli
 from tests.support.patience import PATIENCE
 from tests.support.sealed_jobs import NEW, OLD, SECRET
@@ -44,6 +45,7 @@ from evsched import App
 from evsched.codec import Codec
 
 app = App(codec=Codec({"old": bytes([1]) * 32, "new": bytes([2]) * 32}, write="new"))
+wrong = App(codec=Codec({"old": bytes([3]) * 32}))
 """
 
 
@@ -207,6 +209,26 @@ async def test_console_shows_values_only_with_the_key(
         ]
     for page in pages:
         assert (SECRET in page, MARK in page) == ((True, False) if codec else (False, True))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("codec", [None, "rotated:wrong"])
+async def test_console_without_the_key_edits_all_but_the_arguments(
+    server: EmbeddedRedis, queue: str, cli: Cli, codec: str | None
+) -> None:
+    cli.run("enqueue", "pay", json.dumps(SECRET), "--queue", queue, "--id", "a", "--in", "1h", **KEYED)
+    async with browsing(server.url, codec=codec) as browser:
+        for path, priority in (("/job", "7"), ("/edit", "9")):
+            page = await browser.page(path, queue=queue, id="a")
+            assert f"Its arguments are sealed, {MARK}, and this console has no codec that opens them." in words(page)
+            assert 'in a Django site, set OPTIONS["codec"]' in words(page)
+            assert '"args"' not in page
+            said = await browser.send(page, "edit", **fields_of(page) | {"priority": priority, "tags": f"t{priority}"})
+            assert "Job a has changed: its tags, its priority." in said
+        fields = fields_of(await browser.page("/edit", queue=queue, id="a"))
+        assert "the arguments of a " in await browser.send(page, "edit", **fields | {"args": "[]"})
+    opened = json.loads(cli.run("show", "a", "--queue", queue, "--json", **KEYED).stdout)
+    assert (opened["payload"]["args"], opened["priority"]) == ([SECRET], 9)
 
 
 @pytest.mark.anyio

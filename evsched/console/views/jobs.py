@@ -74,6 +74,10 @@ PLACE_WORDS: Final[dict[Place, tuple[str, str]]] = {
 
 _PLACE_ORDER: Final = {place: at for at, place in enumerate(PLACE_WORDS)}
 
+_NOT_UTF8: Final = re.compile(r"(?!\{).*\\x[0-9a-f]{2}", re.DOTALL)
+"""The id, not of an inline job, as readers get it if another client has written bytes that are not UTF-8. It names no
+job, because it is not what Redis has."""
+
 
 def short_reason(job: Match) -> str:
     """Return the reason without its usual first words: the attempt, and the module of the class."""
@@ -89,7 +93,7 @@ class FoundJob(Struct, frozen=True):
     id: str
     """As it is shown: an inline job is its own id, and may have redacted values."""
     key: str | None
-    """Its id for links and forms; None = it has redacted values, which do not go to a page."""
+    """Its id for links and forms; None = it has redacted values, which do not go to a page, or no page can name it."""
 
     @property
     def reason(self) -> str:
@@ -145,9 +149,9 @@ def _wholes(client: MeteredClient, queues: Sequence[str]) -> dict[str, str]:
 
 
 def as_row(queue: str, job: Match, declared: Redactions = NONE_DECLARED) -> FoundJob:
-    shown = redacted_member(job.id, declared)
+    shown = redacted_member(job.id, declared) or "(empty)"
     state = ("warn", "to be retried") if job.place == "schedule" and job.error else PLACE_WORDS[_place(job)]
-    return FoundJob(queue, job, state, shown, job.id if shown == job.id else None)
+    return FoundJob(queue, job, state, shown, None if shown != job.id or _NOT_UTF8.match(shown) else job.id)
 
 
 def _order(job: Match) -> tuple[int, float]:

@@ -126,7 +126,7 @@ async def _edit(visit: Visit) -> dict[str, Any]:
 
 
 def _form(status: JobStatus, draft: dict[str, str]) -> dict[str, Any] | None:
-    """Return the values of the fields; None if the job cannot be edited here.
+    """Return the values of the fields; None if the job cannot be edited here. `sealed`: the form has no arguments.
 
     Each field that a page may show otherwise than the job has it comes with its own text, `shown_`: only what differs
     from that was changed.
@@ -147,6 +147,7 @@ def _form(status: JobStatus, draft: dict[str, str]) -> dict[str, Any] | None:
         **{name: draft.get(name, value) for name, value in values.items()},
         "args_rows": min(20, 1 + draft.get("args", args).count("\n")),
         "kwargs_rows": min(20, 1 + draft.get("kwargs", kwargs).count("\n")),
+        "sealed": status.sealed,
         "kept": {"version": status.version, **{f"shown_{name}": value for name, value in shown.items()}},
     }
 
