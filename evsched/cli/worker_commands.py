@@ -28,7 +28,7 @@ from evsched.worker.slots import FetchPause
 
 app = App(name="workers", version=evsched.__version__)
 
-Name = Annotated[str, Parameter(help="The worker, by its name in `evsched workers`.")]
+Name = Annotated[str, Parameter(help="The worker, by its name in `evsched workers`. Not a parent that stands by.")]
 
 _WORKER_COLUMNS: Final = (
     Column("worker"),
