@@ -5,7 +5,6 @@ A worker's queues are written as `mail`, or as `mail=3`, which gets three times 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -13,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from evsched.config import FIXED, LISTS, LOG_LEVELS, RANGES, SETTINGS, Config, out_of_range, variable
+from evsched.display import nearest
 from evsched.errors import ConfigError
 
 _KUBERNETES: Final = re.compile(r"(.*_)?(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
@@ -113,7 +113,7 @@ def warning(environment: Mapping[str, str]) -> str | None:
         if _KUBERNETES.fullmatch(name) or _is_link(name, value):
             linked += 1
             continue
-        near = difflib.get_close_matches(name.lower(), SETTINGS, n=1)
+        near = nearest(name.lower(), SETTINGS)
         hint = former(name) or (near and f"did you mean {variable(near[0])}?")
         named.append(f"EVSCHED_{name}" + (f" ({hint})" if hint else ""))
     if linked:

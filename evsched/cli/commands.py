@@ -5,7 +5,6 @@ Imported at no cost: no library is needed before a command runs, so the help app
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
@@ -160,7 +159,9 @@ def unknown(name: str) -> UsageError:
         return UsageError(
             f"{option} stands before the command: write evsched COMMAND {option} ... (see evsched --help)"
         )
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    from evsched.display import nearest  # it needs a library, and a command that exists does not
+
+    near = nearest(name, COMMANDS)
     hint = f", did you mean {near[0]}?" if near else ""
     return UsageError(f"there is no command {name!r}{hint} (see evsched --help)")
 

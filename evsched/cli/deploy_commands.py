@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -14,6 +13,7 @@ from evsched.client import spread
 from evsched.client.client import SyncClient
 from evsched.client.recurrence_operations import is_retired, kept
 from evsched.config import DEFAULT_QUEUE
+from evsched.display import nearest
 from evsched.errors import EvschedError, JobMissing
 from evsched.store.store import Store
 
@@ -157,6 +157,6 @@ def _forget_revisions(redis: SyncClient, queue: str, app: str) -> bool:
 
 def _no_app(redis: SyncClient, queue: str, app: str | None) -> str:
     """Say that no app, or none of this name, has declared anything in a queue."""
-    near = difflib.get_close_matches(app or "", _owners(redis, queue), n=3)
+    near = nearest(app or "", _owners(redis, queue), most=3)
     hint = f": did you mean {', '.join(near)}?" if near else ""
     return f"no worker has declared recurrences or limits of {f'app {app}' if app else 'an app'} in queue {queue}{hint}"

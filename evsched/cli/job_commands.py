@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
@@ -34,7 +33,7 @@ from evsched.client.sweep import SEARCHED, Sweep, Waiting, cancelling, reschedul
 from evsched.client.target_tasks import QUEUE, is_target
 from evsched.client.time_texts import parse_length
 from evsched.config import DEFAULT_QUEUE
-from evsched.display import escape, format_duration
+from evsched.display import escape, format_duration, nearest
 from evsched.errors import JobDead, JobMissing, StoreDown
 from evsched.jobs.current_job import Progress
 from evsched.jobs.job import OnConflict
@@ -501,7 +500,7 @@ def _similar(redis: SyncClient, queue: str, job: str) -> list[str]:
             found += [one for one in ids if one != job]  # its record may still exist, without a place
             if cursor == 0:
                 break
-    return difflib.get_close_matches(job, found, n=3)
+    return nearest(job, found, most=3)
 
 
 async def _follow(url: str, queue: str, job: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
@@ -12,6 +11,7 @@ from cyclopts.exceptions import MissingArgumentError, UnknownOptionError, Unused
 from rich.console import Console
 
 from evsched.cli.commands import UsageError
+from evsched.display import nearest
 from evsched.environment import former
 
 _ALIKE: Final = 0.7
@@ -37,7 +37,7 @@ def mistake(error: CycloptsError, root: App, words: Sequence[str]) -> UsageError
 def _unknown(option: str, named: str, arguments: ArgumentCollection) -> str:
     """Say that a command does not have an option, and which is meant, if that is clear."""
     names = [name for argument in arguments for name in argument.names]
-    near = difflib.get_close_matches(option.lower(), names, n=1, cutoff=_ALIKE)
+    near = nearest(option.lower(), names, alike=_ALIKE)
     hint = ""
     if "--log-level" in names and (instead := former(option)):  # a service: the other commands have no settings
         hint = f": {instead}"
@@ -58,7 +58,7 @@ def _unused(command: App, words: Sequence[str], unused: Sequence[str]) -> str:
     )
     queue = f"; a queue is named by --queue {first}" if has_queue else ""
     if commands and words[1:2] == [first]:
-        near = difflib.get_close_matches(first, commands, n=1)
+        near = nearest(first, commands)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(commands)}{queue}"
         return f"there is no command '{words[0]} {first}', {hint} (see evsched {words[0]} --help)"
     named = " ".join([words[0], *(word for word in words[1:2] if word in commands)])

@@ -210,6 +210,8 @@ def _workers(rows: Sequence[WorkerRow], runs: int | None, width: int) -> list[Re
     shown = list[tuple[object, ...]]()
     for row in rows:
         busy = f"{row.busy}/{row.slots}" if row.answered else f"no answer, holds {row.busy}"
+        if row.not_fetching is not None:
+            busy = f"{row.not_fetching}, {busy}"
         lines: list[tuple[object, ...]] = [
             (job.queue, job.id, job.task, job.attempt, format_duration(max(job.seconds, 0.0)))
             for job in row.runs[:runs]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Final
 
 from cyclopts import App, Parameter
@@ -15,24 +15,28 @@ from evsched.cli.options import Json, QueueOfJob, Queues, Url, acting, check_que
 from evsched.cli.output import Column, as_json, listing
 from evsched.cli.queue_commands import each, report
 from evsched.client import worker_orders
+from evsched.client.client import SyncClient
 from evsched.client.operations import Operation, send
 from evsched.display import format_duration
 from evsched.errors import EvschedError
 from evsched.keys import release_of
 from evsched.store import server
 from evsched.store.store import Store
+from evsched.top.collector import ask_status
 from evsched.top.stack import ask_stack
+from evsched.worker.slots import FetchPause
 
 app = App(name="workers", version=evsched.__version__)
 
-Name = Annotated[str, Parameter(help="The worker, by its name in `evsched workers`.")]
+Name = Annotated[str, Parameter(help="The worker, by its name in `evsched workers`. Not a parent that stands by.")]
 
 _WORKER_COLUMNS: Final = (
     Column("worker"),
     Column("queue", 1),
-    Column("release", 4),
+    Column("release", 5),
     Column("holds", 2),
-    Column("lease left", 3),
+    Column("lease left", 4),
+    Column("state", 3),
 )
 
 
@@ -41,6 +45,8 @@ _WORKER_COLUMNS: Final = (
 def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     """List the workers: how many jobs each holds, and when it will count as dead unless it sends a heartbeat.
 
+    state: empty, or why the worker fetches no jobs of the queue now: it is quiet (`evsched workers quiet`), it is
+    stopping, no process of its pool is free, a lone run keeps the others out, or handlers keep its event loop busy.
     A parent that stands by has no worker process, and starts one when a job waits (`evsched worker --processes 0:8`).
 
     Exit code 1: a queue cannot be read or does not exist.
@@ -56,13 +62,17 @@ def workers(*, queue: Queues = None, json: Json = False, url: Url = None) -> int
                 for worker, values in one.found or ()
             ]
         unknown = note_unknown(redis, queue or ())
+        pauses = _pauses(redis, {row["queue"] for row in rows if not row["stands_by"]})
+    for row in rows:
+        row["not_fetching"] = pauses.get((row["worker"], row["queue"]))
     shown = (
         (
             row["worker"],
             row["queue"],
             row["release"],
-            "stands by" if row["stands_by"] else row["held"],
+            "" if row["stands_by"] else row["held"],
             format_duration(row["lease_left"]),
+            "stands by" if row["stands_by"] else row["not_fetching"] or "",
         )
         for row in rows
     )
@@ -87,12 +97,23 @@ def _serving(stores: Sequence[Store]) -> Operation[list[tuple[str, dict[str, Any
     return [(name, row) for (_, name), row in sorted(found.items(), key=lambda item: item[0][0])]
 
 
+def _pauses(redis: SyncClient, queues: Collection[str]) -> dict[tuple[str, str], FetchPause]:
+    """Ask the workers of queues which of them fetch nothing now, and why: by worker and queue."""
+    statuses = asyncio.run(ask_status(redis.url, sorted(queues))) if queues else ()
+    return {
+        (status.worker, redis.shards.whole(status.queue)): status.not_fetching
+        for status in statuses
+        if status.not_fetching is not None
+    }
+
+
 @app.command
 @acting
 def quiet(worker: Name, /, *, queue: Queues = None, url: Url = None) -> None:
     """Ask a worker to fetch no more jobs. Those that it runs end, and it stays until it is stopped.
 
-    It cannot be asked to fetch again: restart it. Use it to look at a worker, or before you stop one with long jobs.
+    `evsched workers` shows it as quiet, with the jobs that it still holds. It cannot be asked to fetch again: restart
+    it. Use it to look at a worker, or before you stop one with long jobs.
 
     Exit code 1: there is no such worker, or it does not listen.
 
@@ -107,7 +128,8 @@ def quiet(worker: Name, /, *, queue: Queues = None, url: Url = None) -> None:
 def stop(worker: Name, /, *, queue: Queues = None, url: Url = None) -> None:
     """Ask a worker to end, as by SIGTERM: jobs that still run after its shutdown grace go to other workers.
 
-    A supervisor may start another one: the parent of `--processes`, systemd or Kubernetes.
+    Until it has ended, `evsched workers` shows it as stopping, with the jobs that it still holds. A supervisor may
+    start another one: the parent of `--processes`, systemd or Kubernetes.
 
     Exit code 1: there is no such worker, or it does not listen.
 

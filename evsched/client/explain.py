@@ -123,8 +123,11 @@ PAUSES: Final[dict[FetchPause, tuple[str, str]]] = {
     "no process": ("no process of the pool is free", "a process of a worker's pool is free"),
     "lone run": ("a suspect runs alone", "the suspect that runs alone has ended"),
     "busy loop": ("handlers keep the event loop busy", "a worker's event loop is free"),
-    "quiet": ("it was asked to fetch no more", "another worker serves this queue"),
-    "stopping": ("it stops", "another worker serves this queue"),
+    "quiet": (
+        "it was asked to fetch no more",
+        "you start another worker, or restart one that is quiet (`evsched workers` says which)",
+    ),
+    "stopping": ("it stops", "another worker serves this queue: its present workers are stopping"),
 }
 """Why a worker fetches nothing, and when a job starts if it is the same for all workers."""
 

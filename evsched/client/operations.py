@@ -252,7 +252,7 @@ class Performer:
         if isinstance(step, AskWorkers):
             from evsched.top.collector import ask_status  # only `explain` needs it
 
-            return await self._awaited(ask_status(self._url, step.queue))
+            return await self._awaited(ask_status(self._url, [step.queue]))
         # A connection of its own: a blocking call would hold up all others.
         waiting = DirectSender(self._url, reply_timeout=REPLY_TIMEOUT, near=step.call.near)
         try:

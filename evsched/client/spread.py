@@ -14,7 +14,6 @@ time, whatever their scores: those count within a shard.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
@@ -28,6 +27,7 @@ from evsched.client.option_values import Unique
 from evsched.client.queue_names import find_queues
 from evsched.client.sealing import opened
 from evsched.client.sweep import Waiting
+from evsched.display import nearest
 from evsched.errors import JobMissing, ShardsDown, ShardsUnread, StoreDown, StoreError, StoreRefused
 from evsched.jobs.job import OnConflict
 from evsched.jobs.option_checks import ids as check_ids
@@ -410,7 +410,7 @@ def similar(shards: Shards, make: MakeStore, queue: str) -> Operation[str]:
         there = yield from others(shards, make, queue)
     except StoreDown:
         return "; similar names were not looked for, because a node of the cluster does not answer"
-    near = difflib.get_close_matches(queue, there, n=3)
+    near = nearest(queue, there, most=3)
     return f": did you mean {', '.join(near)}?" if near else ""
 
 

@@ -7,7 +7,6 @@ Each primary of a cluster is examined as a server of its own. A check that this 
 from __future__ import annotations
 
 import asyncio
-import difflib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -27,6 +26,7 @@ from evsched.diagnostics.queue_checks import broken_recurrences, incomplete_depl
 from evsched.diagnostics.server_checks import Role, at, cluster_checks, needs, no_slots, unanswered
 from evsched.diagnostics.standstill import find_standstill
 from evsched.dispatcher.watcher import FLAGS, missing_flags
+from evsched.display import nearest
 from evsched.errors import NO_ENTRY, StoreDown, StoreError, StoreRefused
 from evsched.shards import NONE, Shards
 from evsched.store import server
@@ -235,7 +235,7 @@ class Examination(Struct, frozen=True):
 
 def _no_queue(name: str, others: Iterable[str]) -> Finding:
     """Report a queue that is named and has no key. `others`: the queues that there are."""
-    near = difflib.get_close_matches(name, others, n=3)
+    near = nearest(name, others, most=3)
     hint = f": did you mean {', '.join(near)}?" if near else ""
     what = f"queue {name} has no jobs, no workers and no recurrences{hint}"
     mend = "correct the name; if the queue is new, this is gone with its first job or worker"

@@ -94,7 +94,7 @@ _OWN: Final[dict[Role, str]] = {
     "doctor": """
         SCAN 0 · INFO server · DBSIZE · CONFIG GET notify-keyspace-events · ZADD canary 0 x
         DEL canary · SUBSCRIBE {canary} · PUBSUB CHANNELS evsched:canary:*
-        ZRANGE evsched:{}:shards 0 -1 WITHSCORES
+        PUBLISH {root}status x · SUBSCRIBE {root}status:x · ZRANGE evsched:{}:shards 0 -1 WITHSCORES
     """,
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -34,6 +35,7 @@ from evsched.store.many_queues import (
 from evsched.store.operator_calls import QueueStats
 from evsched.store.recurrence_calls import RosterPart
 from evsched.store.store import Store
+from evsched.top.collector import ask_status
 from evsched.transport.senders import BatchingSender
 
 _WATCH: Final = 2.5
@@ -73,6 +75,8 @@ class _Look(Struct, frozen=True):
     """How many dispatchers are subscribed on its Redis, for any queue; None if this user may not ask."""
     refusal: StoreError | None
     """Why Redis refuses new jobs; None if it accepts them."""
+    pauses: Counter[str]
+    """How many workers are quiet, and how many are stopping; empty if they were not asked."""
 
     @property
     def recurs_on(self) -> bool:
@@ -103,20 +107,21 @@ async def find_standstill(
         StoreDown, StoreRefused
     """
 
-    async def suspect(some: Sequence[str]) -> dict[str, dict[str, _Suspicion]]:
-        looks = await _look(sender, some)
+    async def suspect(some: Sequence[str], asked: Sequence[str] = ()) -> dict[str, dict[str, _Suspicion]]:
+        looks = await _look(sender, some, asked)
         return {
             queue: {finding.check: (finding, mark) for finding, mark in _suspicions(queue, shards.whole(queue), look)}
             for queue, look in looks.items()
         }
 
     suspects = await suspect(await _suspicious(sender, queues))
-    for _ in range(_LOOKS - 1):
+    for left in reversed(range(_LOOKS - 1)):
         suspects = {queue: found for queue, found in suspects.items() if found}
         if not suspects:
             break
         await asyncio.sleep(watch / (_LOOKS - 1))
-        now = await suspect([*suspects])
+        # The workers are asked once: when all other looks have found that they fetch nothing.
+        now = await suspect([*suspects], [queue for queue in suspects if "not-fetched" in suspects[queue] and not left])
         suspects = {
             queue: {
                 check: (finding, mark)
@@ -174,8 +179,10 @@ async def _count_dispatchers(sender: BatchingSender, queue: str) -> int | None:
         return None
 
 
-async def _look(sender: BatchingSender, queues: Sequence[str]) -> dict[str, _Look]:
+async def _look(sender: BatchingSender, queues: Sequence[str], asked: Sequence[str]) -> dict[str, _Look]:
     """Look at queues, with a few calls for all. A queue that has a key of a wrong type is left out.
+
+    `asked`: the queues whose workers are asked whether they are quiet or stopping.
 
     Raises:
         StoreDown, StoreRefused
@@ -186,6 +193,10 @@ async def _look(sender: BatchingSender, queues: Sequence[str]) -> dict[str, _Loo
     stats = without_mistyped(await read_queue_stats(send, find_node, queues))
     limits = await read_hashes(send, find_node, [(queue, "limits") for queue in queues], read_limits)
     surveys = without_mistyped(await read_surveys(send, find_node, queues))
+    pauses = defaultdict[str, Counter[str]](Counter)
+    for status in await ask_status(sender.url, asked) if asked else ():
+        if status.not_fetching in ("quiet", "stopping"):
+            pauses[status.queue][status.not_fetching] += 1
     found = dict[str, _Look]()
     for names in await by_node(find_node, queues):
         dispatchers, refusal = await _count_dispatchers(sender, names[0]), await _refusal(sender, names[0])
@@ -193,7 +204,9 @@ async def _look(sender: BatchingSender, queues: Sequence[str]) -> dict[str, _Loo
             parts = fronts.get(queue), stats.get(queue), surveys.get(queue), limits.get((queue, "limits"))
             front, figures, survey, limited = parts
             if queue in recurs and front and figures and survey and limited:
-                found[queue] = _Look(figures, front, recurs[queue], survey.leases, limited, dispatchers, refusal)
+                found[queue] = _Look(
+                    figures, front, recurs[queue], survey.leases, limited, dispatchers, refusal, pauses[queue]
+                )
     return {queue: found[queue] for queue in queues if queue in found}
 
 
@@ -307,6 +320,8 @@ def _not_fetched(queue: str, whole: str, look: _Look) -> Iterator[_Suspicion]:
     wait = f"{_count(look.late, 'due job')} waiting{look.late_by(look.stats.now - late)}"
     serve = _serve(whole)
     workers = sum(lease.left > 0 for lease in look.leases)
+    paused = "".join(f"; {count} {'is' if count == 1 else 'are'} {pause}" for pause, count in look.pauses.items())
+    restart = "restart the quiet workers (see evsched workers), or " if look.pauses["quiet"] else ""
     if not workers and look.stats.parents:
         if look.stats.places["ready"] and late > _LATE:
             standing = _count(look.stats.parents, "parent")
@@ -319,16 +334,19 @@ def _not_fetched(queue: str, whole: str, look: _Look) -> Iterator[_Suspicion]:
     elif not workers:
         yield _no_worker(queue, whole, look, f"{wait}, and no worker has a lease on this queue", "fault")
     elif places["processing"] and places["ready"] and late > _BUSY:
-        what = f"{wait}; {_count(workers, 'worker')} running {_count(places['processing'], 'job')} and fetching no more"
+        jobs = _count(places["processing"], "job")
+        what = f"{wait}; {_count(workers, 'worker')} running {jobs} and fetching no more{paused}"
         mend = (
-            f"see their slots in evsched top; evsched explain of a ready job says if they wait for processes; start "
-            f"more workers: {serve}, or raise --concurrency, or --process-pool for tasks on processes"
+            f"see their slots in evsched top; evsched explain of a ready job says if they wait for processes; "
+            f"{restart}start more workers: {serve}, or raise --concurrency, or --process-pool for tasks on processes"
         )
         yield Finding("not-fetched", "warning", what, where, mend), look.front.ready
     elif not places["processing"] and places["ready"] and late > _LATE:
-        what = f"{wait}; {_count(workers, 'worker')} with a lease, but running no job of this queue and fetching none"
-        mend = f"see in evsched top which hang, and which are busy with other queues; start more workers: {serve}"
-        yield Finding("not-fetched", "fault", what, where, mend), look.front.ready
+        idle = f"{_count(workers, 'worker')} with a lease, but running no job of this queue and fetching none"
+        mend = f"{restart}start more workers: {serve}"
+        if look.pauses.total() < workers:
+            mend = f"see in evsched top which hang, and which are busy with other queues; {mend}"
+        yield Finding("not-fetched", "fault", f"{wait}; {idle}{paused}", where, mend), look.front.ready
 
 
 def _serve(queue: str) -> str:

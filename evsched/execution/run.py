@@ -112,7 +112,8 @@ def prepare(tasks: Tasks, job: FetchedJob, payload: Payload, now: float) -> Prep
         policy = task.policy(payload)
         args, kwargs = task.bind(payload)
     except (msgspec.ValidationError, ConfigError, RecursionError) as error:
-        return Buried(shorten(f"the arguments do not fit: {error}: correct the payload"), payload.reply)
+        advice = "correct the payload, or revive the job when the workers have the code for it"
+        return Buried(shorten(f"the arguments do not fit: {error}: {advice}"), payload.reply)
     if payload.tags:
         try:
             check.tags("tags", payload.tags)

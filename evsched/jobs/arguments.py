@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import re
@@ -13,6 +12,7 @@ from typing import Any, Final, Generic, ParamSpec
 import msgspec
 from msgspec import Struct
 
+from evsched.display import nearest
 from evsched.errors import BadArguments, ConfigError
 from evsched.jobs.job import decode_payload
 from evsched.jobs.redaction import REDACTED, is_entry, position_of
@@ -85,7 +85,7 @@ class Signature(Struct, frozen=True):
             if (at := position_of(entry)) is not None:
                 most = len(self.order)
                 raise ConfigError(f"task {self.task}: redact has position {at}, and the task takes {most}: {known}")
-            near = difflib.get_close_matches(entry, {*self.order, *self.named}, n=1)
+            near = nearest(entry, {*self.order, *self.named})
             hint = f", did you mean {near[0]!r}?" if near else ""
             raise ConfigError(
                 f"task {self.task}: redact names {entry!r}, which is not one of its parameters: {known}{hint}"
@@ -137,7 +137,7 @@ class Signature(Struct, frozen=True):
         if name in self.named and name in taken:
             raise msgspec.ValidationError(f"{self.task} got {name!r} twice - at `$.kwargs.{name}`")
         if name not in self.named and not self.var_named:
-            near = difflib.get_close_matches(name, self.named, n=1)
+            near = nearest(name, self.named)
             hint = f", did you mean {near[0]!r}?" if near else ""
             raise msgspec.ValidationError(f"{self.task} takes no {name!r}{hint} - at `$.kwargs.{name}`")
         wanted = self.named.get(name, self.rest_named)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, cast
 
+from evsched.display import nearest
 from evsched.errors import ConfigError
 from evsched.jobs.job import TAG, TAGS_MOST
 from evsched.jobs.redaction import is_entry
@@ -29,7 +29,7 @@ def check_options(
     """
     for name, value in given.items():
         if name not in checks:
-            near = difflib.get_close_matches(name, checks, n=1)
+            near = nearest(name, checks)
             hint = f", did you mean {near[0]!r}?" if near else f": its options are {', '.join(sorted(checks))}"
             raise TypeError(f"{function}() takes no option {name!r}{hint}")
         if value is not None or name in never_none:
@@ -86,7 +86,7 @@ def one_of(*choices: str) -> Check:
 
     def check(name: str, value: Any) -> None:
         if value not in choices:
-            near = difflib.get_close_matches(str(value)[:200], choices, n=1)
+            near = nearest(str(value), choices)
             hint = f", did you mean {near[0]!r}?" if near else f": give {' or '.join(map(repr, choices))}"
             raise ConfigError(f"{name} is {repr(value)[:200]}{hint}")
 

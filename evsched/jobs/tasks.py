@@ -6,7 +6,6 @@ schedules that of the hook (`lua/_ends.lua`): both happen, or neither.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -15,6 +14,7 @@ from typing import Any, Final, Literal, Protocol, TypedDict, Unpack
 import msgspec
 from msgspec import Struct
 
+from evsched.display import nearest
 from evsched.errors import ConfigError, UnknownTask
 from evsched.jobs import groups
 from evsched.jobs import option_checks as check
@@ -297,7 +297,7 @@ class Tasks(dict[str, Task]):
         """
         task = self.get(name)
         if task is None:
-            near = difflib.get_close_matches(name[:200], self, n=1)
+            near = nearest(name, self)
             hint = f"did you mean {near[0]!r}? This" if near else "this"
             known = f"{hint} worker has {_list(sorted(self)) or 'none'}"
             raise UnknownTask(f"unknown task {name[:200]!r}: {known}. {_advise(name)}")

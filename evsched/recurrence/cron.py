@@ -7,7 +7,6 @@ change cronsim follows the rules of Debian's cron; docs/recurrence-reference.md 
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from cronsim import CronSim, CronSimError
 from cronsim.cronsim import Field
 from msgspec import Struct
 
+from evsched.display import nearest
 from evsched.errors import ConfigError
 
 _LONGEST_NAME: Final = 64
@@ -38,7 +38,7 @@ def find_zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (OSError, ValueError, KeyError):  # ZoneInfoNotFoundError is a KeyError
-        near = difflib.get_close_matches(name, available_timezones(), n=1, cutoff=0.4)
+        near = nearest(name, available_timezones(), alike=0.4)
         hint = f": did you mean {near[0]}?" if near else ": write it as Europe/Berlin"
         raise ConfigError(f"zone {name!r} is not known{hint}") from None
 

@@ -265,12 +265,12 @@ def read_status(message: bytes) -> WorkerStatus | None:
     return status if keys.NAME.fullmatch(status.worker) else None
 
 
-async def ask_status(url: str, queue: str) -> list[WorkerStatus]:
-    """Ask the workers of a queue for their status; nothing if this user may not ask."""
-    top = Top(url, [queue])
+async def ask_status(url: str, queues: Sequence[str]) -> list[WorkerStatus]:
+    """Ask the workers of queues for their status; nothing if this user may not ask, or Redis is down."""
+    top = Top(url, queues)
     try:
         return (await top.look()).statuses
-    except StoreRefused:
+    except StoreError:
         return []
     finally:
         await top.close()

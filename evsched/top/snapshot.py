@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 from evsched.store.dispatcher_calls import Lease
 from evsched.store.operator_calls import QueueStats, merged
 from evsched.transport.address import Host
+from evsched.worker.slots import FetchPause
 from evsched.worker.status_reporter import Running, WorkerStatus
 
 _SAMPLES: Final = 60
@@ -122,6 +123,8 @@ class WorkerRow(Struct, frozen=True):
     """Runs; the jobs that it holds, if it has not answered."""
     runs: list[JobRow]
     """The longest first; not all of them if there are many."""
+    not_fetching: FetchPause | None = None
+    """Why it fetches nothing now, from one of its queues at least; None: it fetches when it has a slot."""
 
 
 class Down(Struct, frozen=True):
@@ -231,7 +234,8 @@ def _answered(worker: str, statuses: list[WorkerStatus], rows: Mapping[str, str]
     runs = [_job(rows.get(status.queue, status.queue), run) for status in statuses for run in status.runs]
     runs.sort(key=lambda job: -job.seconds)
     last = statuses[-1]
-    return WorkerRow(worker, answered=True, slots=last.slots, busy=last.busy, runs=runs)
+    pauses: list[FetchPause] = [status.not_fetching for status in statuses if status.not_fetching is not None]
+    return WorkerRow(worker, True, last.slots, last.busy, runs, pauses[0] if pauses else None)
 
 
 def _job(queue: str, run: Running) -> JobRow:

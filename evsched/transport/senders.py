@@ -147,7 +147,7 @@ class BatchingSender:
     def __init__(
         self, url: str, *, reply_timeout: float = 5.0, short_replies: bool = False, node: Host | None = None
     ) -> None:
-        self._url = url
+        self.url = url
         self._cluster = topology(url)
         self._node = node
         self._short_replies = short_replies
@@ -232,7 +232,7 @@ class BatchingSender:
         by_host = cast(dict[Host | None, _Batches], mine.batches)
         batches = by_host.get(host)
         if batches is None:
-            connection = Connection(self._url, node=host, short_replies=self._short_replies)
+            connection = Connection(self.url, node=host, short_replies=self._short_replies)
             batches = by_host[host] = _Batches(loop, connection, self._reply_timeout)
         return batches
 

@@ -423,6 +423,13 @@ def test_explain_names_free_slots_if_no_worker_waits_for_messages(
                 "jobs of this queue"
             ),
         ),
+        (
+            ["quiet"],
+            (
+                "ready, behind 1 more: it starts when you start another worker, or restart one that is quiet "
+                "(`evsched workers` says which); until then no worker fetches jobs of this queue"
+            ),
+        ),
         (["no process", None], f"{SLOT}; 1 of 2 workers fetches none now, because no process of the pool is free"),
         (
             ["no process", "no process", "lone run", "stopping"],

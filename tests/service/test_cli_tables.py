@@ -39,7 +39,7 @@ COMMANDS = {
         "paused until",
         "why",
     ),
-    "workers": ("worker", "queue", "release", "holds", "lease left"),
+    "workers": ("worker", "queue", "release", "holds", "lease left", "state"),
     "recurrences": (
         "name",
         "rule",

@@ -279,6 +279,23 @@ async def test_a_job_that_moves_after_the_first_look_is_not_reported(
         assert running.recorder.of(events.Completed)
 
 
+async def test_quiet_workers_are_counted_and_are_to_be_restarted(
+    server: EmbeddedRedis, sender: BatchingSender, queue: str, raw: Any
+) -> None:
+    app = App(queue=queue)
+    async with system(Config(url=server.url, queues=(queue,)), app) as running:
+        await running.recorder.wait(events.ControlOpened)
+        await app.client.quiet_worker(running.workers[0].id, [queue])
+        await running.recorder.wait(events.WorkerQuiet)
+        Seed(raw, queue).ready()
+        (finding,) = await watch(sender, queue)
+    assert finding.what.endswith("but running no job of this queue and fetching none; 1 is quiet")
+    remedy = (
+        "restart the quiet workers (see evsched workers), or start more workers: evsched worker MODULE:APP --queue "
+    )
+    assert finding.mend == remedy + queue
+
+
 async def test_an_id_that_is_scheduled_again_and_again_is_not_reported(
     server: EmbeddedRedis, queue: str, raw: Any
 ) -> None:

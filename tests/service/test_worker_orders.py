@@ -71,6 +71,11 @@ class Scene:
         assert status is not None
         return status.place
 
+    def state(self) -> tuple[int, str | None]:
+        """Return how many jobs the worker holds, and why it fetches none."""
+        (row,) = self.cli.json("workers")
+        return row["held"], row["not_fetching"]
+
 
 @pytest.fixture
 def scene(cli: Cli, queue: str, server: EmbeddedRedis) -> Generator[Scene]:
@@ -97,7 +102,9 @@ def test_quiet_worker_finishes_its_jobs_fetches_no_more_and_stays_until_it_is_st
     scene.client.result(scene.queue, "first", PATIENCE)
     assert scene.place("second") == "ready"
     assert scene.child.poll() is None
-    assert scene.worker in scene.cli.run("workers").stdout
+    assert scene.state() == (0, "quiet")
+    (line,) = [line for line in scene.cli.run("workers").stdout.splitlines() if scene.worker in line]
+    assert line.endswith("\tquiet")
     assert scene.cli.run("workers", "stop", scene.worker, "--as", "ann").returncode == 0
     assert scene.child.wait(PATIENCE) == 0
     assert scene.place("second") == "ready"
@@ -113,6 +120,7 @@ def test_stopped_worker_ends_when_its_jobs_have(scene: Scene) -> None:
     scene.begun()
     assert scene.cli.run("workers", "stop", scene.worker).returncode == 0
     scene.log.until("WorkerDraining")
+    assert scene.state() == (1, "stopping")
     scene.release()
     assert scene.child.wait(PATIENCE) == 0
     assert scene.place("first") == "finished"

@@ -42,7 +42,15 @@ def test_the_payload_overrides_the_task() -> None:
         (b'{"task":"pay","args":["a\\\\\\uDBffx", "and more"]}', 1, 0, "it has half of a surrogate pair"),
         (b'{"task":"pay","args":["\\udc00 alone"]}', 1, 0, "it has half of a surrogate pair"),
         (b'{"task":"pay","args":["\\\\ud800 \\ud83d\\ude00', 1, 0, "invalid payload: Input data was truncated"),
-        (b'{"task":"pay","args":["x"]}', 1, 0, "the arguments do not fit: "),
+        (
+            b'{"task":"pay","args":["x"]}',
+            1,
+            0,
+            (
+                "the arguments do not fit: Expected `int`, got `str` - at `$.args[0]`: correct the payload, or revive "
+                "the job when the workers have the code for it"
+            ),
+        ),
         (b'{"task":"pay","args":[5],"timeout":0}', 1, 0, "the payload's timeout is 0, must be over 0 s"),
         (b'{"task":"pay","args":[5],"retention":-1}', 1, 0, "the payload's retention is -1, must be 0 s or more"),
         (

@@ -62,13 +62,13 @@ def look(at: float, *statuses: WorkerStatus, leased: tuple[str, ...] = ()) -> Lo
 
 
 def test_the_first_page_has_no_rates() -> None:
-    page, history = compose(look(10.0, status("w", 100, [0.1] * 50)), History())
+    page, history = compose(look(10.0, replace(status("w", 100, [0.1] * 50), not_fetching="quiet")), History())
     assert page == Page(
         now=1000.0,
         queues=[QueueRow("q", 7, 5, 2, 1, 3, 4, 2, 1003.5, None, None)],
         rates=None,
         lateness=[],
-        workers=[WorkerRow("w", True, 8, 0, [])],
+        workers=[WorkerRow("w", True, 8, 0, [], "quiet")],
     )
     assert history == History(1, {("w", "q"): Count(10.0, 100, 100, 0)}, [])
 
@@ -172,7 +172,11 @@ def test_a_page_is_drawn() -> None:
         ],
         rates=Rates(1.5, 1.0, 0.0),
         lateness=[None, Sample(0.0004, 0.02)],
-        workers=[WorkerRow("w1", True, 8, 3, jobs), WorkerRow("w2", False, None, 4, [])],
+        workers=[
+            WorkerRow("w1", True, 8, 3, jobs),
+            WorkerRow("w2", False, None, 4, []),
+            WorkerRow("w3", True, 8, 1, [], "quiet"),
+        ],
     )
     lines = drawn(page)
     assert [line.split() for line in lines] == [
@@ -191,6 +195,7 @@ def test_a_page_is_drawn() -> None:
         ["q", "b", "mail", "1", "500", "ms"],
         ["and", "1", "more"],
         ["w2", "no", "answer,", "holds", "4"],
+        ["w3", "quiet,", "1/8", "and", "1", "more"],
         [],
     ]
 
