@@ -206,8 +206,12 @@ class _Playing:
         )
 
     def _wait(self, problem: str, condition: Callable[[], bool]) -> None:
-        limit = time.monotonic() + PATIENCE
+        """Wait for an event. On a busy machine a scene takes minutes, but something begins or ends meanwhile."""
+        testimony, seen, limit = self._folder / "testimony", -1, 0.0
         while not condition():
+            size = testimony.stat().st_size if testimony.exists() else 0
+            if size > seen:
+                seen, limit = size, time.monotonic() + PATIENCE
             assert time.monotonic() < limit, problem
             signal.sigtimedwait((signal.SIGCHLD,), 0.02)
             self._look()
