@@ -65,8 +65,7 @@ class StopResponder:
             # Nobody awaits the task, so the cancellation ends here: uvicorn would log it as a bug and answer with 500.
             if not answered:
                 detail = "the server stops; a write may have been done all the same: look before you repeat it"
-                headers = {"Retry-After": "1", "Connection": "close"}
-                problem = Problem(HTTPStatus.SERVICE_UNAVAILABLE, "stopping", detail, headers)
+                problem = Problem(HTTPStatus.SERVICE_UNAVAILABLE, "stopping", detail, {"Retry-After": "1"})
                 await problem.response()(scope, receive, send)
 
 
