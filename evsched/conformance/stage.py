@@ -262,7 +262,7 @@ class Stage:
         status = self.ended(job_id, within)
         expect(status.outcome, "dead", f"the outcome of {job_id}")
         for word in words:
-            require(word in (status.reason or ""), f"the reason is {status.reason!r}, without {word!r}")
+            require(word in (status.reason or ""), f"the reason of {job_id} is {status.reason!r}, without {word!r}")
         return status
 
     def result(self, task: str, *args: Any, **options: Unpack[JobOptions]) -> Any:
@@ -306,7 +306,7 @@ class Stage:
         while not (found := look()):
             if time.monotonic() > end:
                 ended = "" if all(one.runs for one in self.programs) else "; the program under test has ended"
-                raise Unexpected(f"{event} within {within:g} s: {seen()}{ended}")
+                raise Unexpected(f"{seen()}{ended}; the kit waited {within:g} s for: {event}")
             time.sleep(_LOOK)
         return found
 
