@@ -209,10 +209,14 @@ class Stage:
             program.signal(signal.SIGKILL)
         self.programs.clear()
 
+    def check_after(self) -> None:
+        """Check what must hold after each scene. Here, nothing."""
+
     def start_over(self) -> None:
-        """Kill the programs and delete all jobs, after a scene that failed."""
+        """Kill the programs and delete all jobs and lines, after a scene that failed."""
         self.kill()
         self.output.unlink(missing_ok=True)
+        self.log.write_text("")
         self.client.send(Call(("FLUSHALL",), bool))
         self.client.send(server_calls.set_lease(self.lease))
 
