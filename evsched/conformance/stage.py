@@ -275,6 +275,11 @@ class Stage:
         expect(status.outcome, "done", f"the outcome ({status.reason})")
         return status.result
 
+    def scripts_run(self) -> int:
+        """Return how many scripts Redis has run: each step of a worker or a service is one."""
+        found = self.client.send(server_calls.info("commandstats"))
+        return int(found["cmdstat_evalsha"].partition(",")[0].removeprefix("calls="))
+
     def cancel(self, job_id: str) -> None:
         self.client.cancel(QUEUE, job_id)
 
