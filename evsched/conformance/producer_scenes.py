@@ -64,7 +64,7 @@ class ProducerStage(Stage):
         super().start_over()
 
     def check_after(self) -> None:
-        """Expect that the queue has no other jobs than those that the program has named."""
+        """Expect that the queue has only jobs whose ids the program has replied."""
         members = self._redis("ZRANGE", keys.schedule(QUEUE), 0, -1)
         records = self._redis("KEYS", keys.job(QUEUE, "*"))
         found = {_id_of(member) if member.startswith(b"{") else member.decode(errors="replace") for member in members}
