@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -32,7 +31,7 @@ from evsched.api.api_request import ApiRequest, KnownShards, Waiters, WaitingFet
 from evsched.api.endpoints import OPERATIONS, Operation
 from evsched.api.replies import Health, Problem, Reply, error_response, invalid, response
 from evsched.api.request_body import UnreadBody
-from evsched.api.requests import NAME_IN_PATH, NAME_RULE, PATH_PARAMETERS
+from evsched.api.requests import path_fault
 from evsched.app import find_codec
 from evsched.client.client import Client
 from evsched.client.operations import Send
@@ -65,8 +64,7 @@ class StopResponder:
             # Nobody awaits the task, so the cancellation ends here: uvicorn would log it as a bug and answer with 500.
             if not answered:
                 detail = "the server stops; a write may have been done all the same: look before you repeat it"
-                headers = {"Retry-After": "1", "Connection": "close"}
-                problem = Problem(HTTPStatus.SERVICE_UNAVAILABLE, "stopping", detail, headers)
+                problem = Problem(HTTPStatus.SERVICE_UNAVAILABLE, "stopping", detail, {"Retry-After": "1"})
                 await problem.response()(scope, receive, send)
 
 
@@ -214,8 +212,8 @@ def create(config: Config | None = None) -> Starlette:
 
 def _check_path(path: Mapping[str, str]) -> None:
     for name, value in path.items():
-        if not re.fullmatch(NAME_IN_PATH, value) or len(value) > 200:
-            raise invalid(f"{PATH_PARAMETERS[name]} is {NAME_RULE}")
+        if (fault := path_fault(name, value)) is not None:
+            raise invalid(fault)
 
 
 def _query(request: Request, kind: type) -> Any:

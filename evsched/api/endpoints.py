@@ -18,7 +18,7 @@ from evsched import __version__
 from evsched.api import batch_handlers, job_handlers, operator_handlers, worker_handlers
 from evsched.api.access import Scope
 from evsched.api.replies import MEDIA_TYPE, ProblemDetails, Reply
-from evsched.api.requests import NAME_IN_PATH, PATH_PARAMETERS
+from evsched.api.requests import LONGEST, NAME_IN_PATH, PATH_PARAMETERS
 from evsched.client.wire_schema import DIALECT
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -198,7 +198,7 @@ def _parameters(operation: Operation, components: dict[str, Any]) -> list[dict[s
             "in": "path",
             "required": True,
             "description": f"{PATH_PARAMETERS[name].capitalize()}.",
-            "schema": {"type": "string", "pattern": NAME_IN_PATH, "maxLength": 200},
+            "schema": {"type": "string", "pattern": NAME_IN_PATH, "maxLength": LONGEST.get(name, 200)},
         }
         for name in re.findall(r"{(\w+)}", operation.path)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -14,7 +15,7 @@ from evsched.graphs.plan import NODES_MOST
 from evsched.jobs.job import OnConflict, RetryFields
 from evsched.jobs.record import Place
 from evsched.recurrence.recurrence import Misfire, Overlap
-from evsched.remote.remote_worker import HeldRun
+from evsched.remote.remote_worker import WORKER_NAME_MOST, HeldRun
 
 WAIT_MOST: Final = 60
 """Seconds that a request may wait: proxies close connections that are silent for longer."""
@@ -29,6 +30,9 @@ NAME_IN_PATH: Final = r"^(\.*[A-Za-z0-9_:@-][A-Za-z0-9._:@-]*|\.{3,})$"
 NAME_RULE: Final = "1 to 200 of A-Z a-z 0-9 . _ : @ -, and not . or .."
 """The same in words."""
 
+LONGEST: Final = {"worker": WORKER_NAME_MOST}
+"""The most characters of a part of a path, if they are fewer than 200."""
+
 PATH_PARAMETERS: Final = {
     "queue": "the name of a queue",
     "id": "the id of a job",
@@ -36,6 +40,15 @@ PATH_PARAMETERS: Final = {
     "batch": "the id of a batch",
     "worker": "the name of a worker",
 }
+
+
+def path_fault(name: str, value: Any) -> str | None:
+    """Return why a value cannot be this part of a path; None if it can."""
+    most = LONGEST.get(name, 200)
+    if isinstance(value, str) and len(value) <= most and re.fullmatch(NAME_IN_PATH, value):
+        return None
+    return f"{PATH_PARAMETERS[name]} is {NAME_RULE.replace('200', str(most))}"
+
 
 JobId = Annotated[str, Meta(pattern=NAME_IN_PATH, max_length=200, description="Else a random one.")]
 Task = Annotated[str, Meta(min_length=1, description="The name of the task.")]

@@ -81,7 +81,7 @@ def conformance(
 ) -> int:
     """Test a worker or a producer in any language: run scenes against it, with a Redis of its own; print what fails.
 
-    docs/conformance.md says what the program must do. The exit code is 1 if a scene fails.
+    docs/conformance.md says what the program must do. The exit code is 1 if a scene fails, or none passes.
 
     Example: evsched conformance --command 'node worker.mjs'
     """

@@ -87,15 +87,20 @@ class InlineJob(JobPayload, frozen=True, omit_defaults=True, forbid_unknown_fiel
     group: InlineGroup | UnsetType | None = UNSET
 
 
+_REF: Final = "#/$defs/{name}"
+
+_JSON_PAYLOAD: Final = {
+    "contentMediaType": "application/json",
+    "contentSchema": {"$ref": _REF.format(name="JobPayload")},
+}
+
 _NUMBER: Final = "(0|[1-9][0-9]*)([.][0-9]+)?([eE][+-]?[0-9]+)?$"
 
 _TEXTS: Final[dict[Any, Any]] = {
     int: Annotated[str, Meta(pattern="^[1-9][0-9]*$")],
     float: Annotated[str, Meta(pattern=f"^-?{_NUMBER}")],
     str: str,
-    bytes: Annotated[
-        str, Meta(extra_json_schema={"contentMediaType": "application/json", "contentSchema": {"$ref": "#payload"}})
-    ],
+    bytes: Annotated[str, Meta(extra_json_schema=_JSON_PAYLOAD)],
 }
 """A field of a hash is text: the form of a field by the type that it is read as. All whole numbers but the priority are
 counts, from 1."""
@@ -143,8 +148,7 @@ _KINDS: Final[dict[Written, type[Struct]]] = {
 
 def wire_schema(of: Written | None = None) -> dict[str, Any]:
     """Return the schema `of` one of them; None: a document that only defines all of them."""
-    found, definitions = msgspec.json.schema_components(_KINDS.values(), ref_template="#/$defs/{name}")
-    definitions["JobPayload"]["$anchor"] = "payload"
+    found, definitions = msgspec.json.schema_components(_KINDS.values(), ref_template=_REF)
     for schema in definitions.values():
         for field in schema.get("properties", {}).values():
             if field.get("default") == "":

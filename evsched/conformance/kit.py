@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -15,6 +15,9 @@ from evsched.conformance.stage import Stage, Unexpected
 from evsched.errors import ConfigError, EvschedError
 
 S = TypeVar("S", bound=Stage)
+
+_SEEN: Final = 300
+"""Characters of a message that quotes the program."""
 
 
 class Scene(Struct, Generic[S], frozen=True):
@@ -55,7 +58,7 @@ def chosen(scenes: Sequence[Scene[S]], names: Sequence[str]) -> list[Scene[S]]:
 
 
 def conform(stage: S, scenes: Sequence[Scene[S]], names: Sequence[str]) -> int:
-    """Run the scenes of these names, or all, on a stage; return 0 if none has failed, else 1.
+    """Run the scenes of these names, or all, on a stage; return 0 if some passed and none failed, else 1.
 
     Raises:
         EvschedError: there is no scene of a name, or the stage could not be set up.
@@ -66,29 +69,40 @@ def conform(stage: S, scenes: Sequence[Scene[S]], names: Sequence[str]) -> int:
 
 
 def run_scenes(stage: S, scenes: Sequence[Scene[S]]) -> int:
-    """Run scenes one after the other; return 0 if none has failed, else 1."""
+    """Run scenes one after the other; return 0 if some passed and none failed, else 1."""
     failed, skipped = list[str](), list[str]()
     for scene in scenes:
-        began, seen = time.monotonic(), ""
+        began, seen, lacks = time.monotonic(), "", None
         try:
             stage.keep_running()
-            scene.play(stage)
-        except NotSupported as error:
-            skipped.append(scene.name)
-            print(f"skipped {scene.name}: {error}", flush=True)
-            continue
+            try:
+                scene.play(stage)
+            except NotSupported as error:
+                lacks = str(error)
+            stage.check_after()
         except (Unexpected, EvschedError) as error:
             seen = str(error)
+        except Exception as error:  # noqa: BLE001 - a program may write anything, and the other scenes are to run
+            seen = f"what the program wrote or answered has another form: {type(error).__name__}: {error}"[:_SEEN]
         took = time.monotonic() - began
+        if not seen and lacks is not None:
+            skipped.append(scene.name)
+            _say(f"skipped {scene.name}: {lacks}")
+            continue
         if not seen:
-            print(f"ok      {scene.name}  ({took:.1f} s)", flush=True)
+            _say(f"ok      {scene.name}  ({took:.1f} s)")
             continue
         failed.append(scene.name)
-        print(f"FAILED  {scene.name}  ({took:.1f} s)\n  expected: {scene.expected}\n  seen: {seen}", flush=True)
+        _say(f"FAILED  {scene.name}  ({took:.1f} s)\n  expected: {scene.expected}\n  seen: {seen}")
         if output := stage.last_output():
-            print("  the end of its output:\n    " + output.replace("\n", "\n    "), flush=True)
+            _say("  the end of its output:\n    " + output.replace("\n", "\n    "))
         stage.start_over()
-    passed = f"{len(scenes) - len(failed) - len(skipped)} of {len(scenes)} scenes passed"
+    passed = len(scenes) - len(failed) - len(skipped)
     lists = [f"{name}: {', '.join(some)}" for name, some in (("failed", failed), ("skipped", skipped)) if some]
-    print("; ".join([passed, *lists]))
-    return 1 if failed else 0
+    _say("; ".join([f"{passed} of {len(scenes)} scenes passed", *lists]))
+    return 0 if passed and not failed else 1
+
+
+def _say(text: str) -> None:
+    """Print a text that may quote the program: half of a surrogate pair cannot be printed."""
+    print(text.encode(errors="backslashreplace").decode(), flush=True)

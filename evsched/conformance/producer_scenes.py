@@ -51,6 +51,7 @@ class ProducerStage(Stage):
         self._command_of_producer = words_of(producer)
         self._asked: subprocess.Popen[bytes] | None = None
         self._count = 0
+        self._produced = set[str]()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -61,6 +62,15 @@ class ProducerStage(Stage):
     def start_over(self) -> None:
         self._end_producer()
         super().start_over()
+
+    def check_after(self) -> None:
+        """Expect that the queue has only jobs whose ids the program has replied."""
+        members = self._redis("ZRANGE", keys.schedule(QUEUE), 0, -1)
+        records = self._redis("KEYS", keys.job(QUEUE, "*"))
+        found = {_id_of(member) if member.startswith(b"{") else member.decode(errors="replace") for member in members}
+        found.update(record.decode(errors="replace").removeprefix(keys.job(QUEUE, "")) for record in records)
+        others = sorted(found - self._produced)
+        require(not others, f"jobs that it was not asked for ({len(others)}): {', '.join(others[:3]):.300}")
 
     def change_producer(self, producer: str) -> None:
         """Test another producer from now on."""
@@ -90,8 +100,10 @@ class ProducerStage(Stage):
             verb, json.dumps({"verb": verb, **more}).encode()
         )  # ASCII: some readers end lines at U+2028
         if "unsupported" in reply:
-            raise NotSupported(str(reply["unsupported"]))
-        require(may_fail or "error" not in reply, f"it replied to {verb!r}: {reply.get('error')}")
+            raise NotSupported(f"{reply['unsupported']!s:.200}")
+        require(may_fail or "error" not in reply, f"it replied to {verb!r}: {reply.get('error')!s:.200}")
+        if verb == "enqueue" and "id" in reply:
+            self._produced.add(str(reply["id"]))
         return reply
 
     def _reply(self, verb: str, request: bytes) -> dict[str, Any]:
@@ -118,7 +130,7 @@ class ProducerStage(Stage):
             raise Unexpected(f"no reply to {verb!r}: it has ended, or printed no line within {PATIENCE:g} s (flush it)")
         try:
             reply = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             reply = None
         if not isinstance(reply, dict):
             raise Unexpected(f"its reply to {verb!r} is {line.decode(errors='replace')!r:.200}, not an object of JSON")
@@ -133,7 +145,7 @@ class ProducerStage(Stage):
         """Have the producer enqueue a job; return its id, as it says."""
         job = {"task": task, "args": args, "kwargs": named, **options}
         found = self.ask("enqueue", job=job).get("id")
-        require(isinstance(found, str) and keys.NAME.fullmatch(found), f"its reply has no id, but {found!r}")
+        require(isinstance(found, str) and keys.NAME.fullmatch(found), f"its reply has no id, but {found!r:.200}")
         require(options.get("id") in (None, found), f"the id is {found!r}, not {options.get('id')!r}")
         return str(found)
 
@@ -151,13 +163,15 @@ class ProducerStage(Stage):
 
     def _with_record(self, job_id: str, due: float) -> WrittenJob:
         found = self._redis("HGETALL", keys.job(QUEUE, job_id))
-        record = {name.decode(): value for name, value in zip(found[::2], found[1::2], strict=True)}
+        record = {
+            _text(name, "a field of the record"): value for name, value in zip(found[::2], found[1::2], strict=True)
+        }
         require("payload" in record, f"{job_id} is on the schedule, and its record has no payload")
         require(record.keys() <= _ALLOWED, f"the record has unknown fields: {record.keys() - _ALLOWED}")
         priority, group = record.get("priority", b"5"), record.get("group", b"")
         require(len(priority) == 1 and priority.isdigit(), f"the priority is {priority!r}, not one digit")
         payload = _checked(record["payload"], JobPayload)
-        return WrittenJob(due, payload, int(priority), group.decode(), inline=False)
+        return WrittenJob(due, payload, int(priority), _text(group, "the group"), inline=False)
 
     def is_scheduled(self, job_id: str) -> bool:
         try:
@@ -182,16 +196,24 @@ def _raw(reply: Any) -> Any:
 def _id_of(member: bytes) -> str:
     try:
         named = json.loads(member).get("id")
-    except ValueError:
+    except (ValueError, RecursionError):
         named = None
-    return sha1(member, usedforsecurity=False).hexdigest() if named is None else named
+    return sha1(member, usedforsecurity=False).hexdigest() if named is None else str(named)
+
+
+def _text(value: bytes, name: str) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise Unexpected(f"{name} is {value!r:.200}, not UTF-8") from None
 
 
 def _checked(text: bytes, kind: type[JobPayload]) -> dict[str, Any]:
     """Return a payload, which must be valid by the JSON Schema: that is made of `kind`."""
+    _text(text, "what it wrote")
     try:
         msgspec.json.decode(text, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         of = "inline" if kind is InlineJob else "payload"
         raise Unexpected(f"what it wrote is not valid by `evsched schema {of}`: {error}: {text!r:.200}") from None
     return json.loads(text)
@@ -307,8 +329,8 @@ def unique(stage: ProducerStage) -> None:
 
 @_scene("the id of a unique job is taken for as long as was asked for")
 def unique_within(stage: ProducerStage) -> None:
-    left = stage.lifetime(f"{keys.root(QUEUE)}unique:{_unique(stage, within=300)}")
-    require(0 < left <= 300, f"the key `unique:ID` expires in {left:g} s")
+    left = stage.lifetime(f"{keys.root(QUEUE)}unique:{_unique(stage, within=3600)}")
+    require(3600 - 2 * PATIENCE < left <= 3600, f"the key `unique:ID` expires in {left:g} s, not in 3600 s")
 
 
 # Times.
@@ -335,7 +357,8 @@ def due_now(stage: ProducerStage) -> None:
 def _option(name: str, expected: str, *values: Any) -> None:
     def play(stage: ProducerStage) -> None:
         for value in values:
-            job_id = stage.produce("call", 1, id=stage.fresh(), due=_FAR, **{name: value})
+            options = {} if value is None else {name: value}
+            job_id = stage.produce("call", 1, id=stage.fresh(), due=_FAR, **options)
             seen = stage.written(job_id).payload.get(name)
             expect(_asked_for(seen, value), value, f"the {name} in the payload")
 
@@ -343,7 +366,12 @@ def _option(name: str, expected: str, *values: Any) -> None:
 
 
 def _asked_for(seen: Any, wanted: Any) -> Any:
-    """Return the fields of an object that were asked for: a tracer adds to `meta`, and a policy may be whole."""
+    """Return the fields of an object that were asked for: a tracer adds to `meta`, and a policy may be whole.
+
+    None was asked for: false and an empty value are the same.
+    """
+    if wanted is None:
+        return seen or None
     if isinstance(seen, dict) and isinstance(wanted, dict):
         found = cast("dict[str, Any]", seen)
         return {name: found.get(name) for name in cast("dict[str, Any]", wanted)}
@@ -359,7 +387,7 @@ _option(
 )
 _option("retention", "the seconds for which the record is kept are written, also 0", 0, 86_400.5)
 _option("expires", "the moment after which the job does not start is written in Unix seconds", 1_950_000_000.25)
-_option("reply", "a job that asks for a reply says so", True)
+_option("reply", "a job that asks for a reply says so, and no other does", True, None)
 _option("meta", "the data for the handler is written as it is", {"ä": [1, {"b": None}], "traceparent": "00-1-2-01"})
 _option("window", "the window in which the job may start is written", "mon-fri 08:00-18:00 Europe/Berlin")
 _option("tags", "tags are written", ["patient:42", "x" * 64])
@@ -369,7 +397,8 @@ _option("redact", "the arguments that readers do not get are named", ["1"])
 @_scene("the priority is one digit, from 0 to 9")
 def priority(stage: ProducerStage) -> None:
     for value in (0, 5, 9):
-        expect(stage.written(stage.produce("call", id=stage.fresh(), due=_FAR, priority=value)).priority, value, "it")
+        job_id = stage.produce("call", id=stage.fresh(), due=_FAR, priority=value)
+        expect(stage.written(job_id).priority, value, "the priority")
 
 
 @_scene("the group is written, whatever characters it has")

@@ -119,7 +119,7 @@ def _key_of(stage: SealedStage, job_id: str) -> str:
 def _unreadable(stage: SealedStage, job_id: str, *words: str) -> None:
     """Expect that a job is dead in its first attempt, which may not have begun, and that the worker goes on."""
     attempt = stage.dead(job_id, *words).attempt
-    require(attempt <= 1, f"it is dead after {attempt} attempts")
+    require(attempt <= 1, f"{job_id} is dead after {attempt} attempts, not in its first")
     expect(stage.result("echo", 1), 1, "the result of the next job")
 
 

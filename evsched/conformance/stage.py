@@ -209,10 +209,14 @@ class Stage:
             program.signal(signal.SIGKILL)
         self.programs.clear()
 
+    def check_after(self) -> None:
+        """Check what must hold after each scene. Here, nothing."""
+
     def start_over(self) -> None:
-        """Kill the programs and delete all jobs, after a scene that failed."""
+        """Kill the programs and delete all jobs and lines, after a scene that failed."""
         self.kill()
         self.output.unlink(missing_ok=True)
+        self.log.write_text("")
         self.client.send(Call(("FLUSHALL",), bool))
         self.client.send(server_calls.set_lease(self.lease))
 
@@ -262,7 +266,7 @@ class Stage:
         status = self.ended(job_id, within)
         expect(status.outcome, "dead", f"the outcome of {job_id}")
         for word in words:
-            require(word in (status.reason or ""), f"the reason is {status.reason!r}, without {word!r}")
+            require(word in (status.reason or ""), f"the reason of {job_id} is {status.reason!r}, without {word!r}")
         return status
 
     def result(self, task: str, *args: Any, **options: Unpack[JobOptions]) -> Any:
@@ -270,6 +274,11 @@ class Stage:
         status = self.ended(self.enqueue(task, *args, **options))
         expect(status.outcome, "done", f"the outcome ({status.reason})")
         return status.result
+
+    def scripts_run(self) -> int:
+        """Return how many scripts Redis has run: each step of a worker or a service is one."""
+        found = self.client.send(server_calls.info("commandstats"))
+        return int(found["cmdstat_evalsha"].partition(",")[0].removeprefix("calls="))
 
     def cancel(self, job_id: str) -> None:
         self.client.cancel(QUEUE, job_id)
@@ -306,7 +315,7 @@ class Stage:
         while not (found := look()):
             if time.monotonic() > end:
                 ended = "" if all(one.runs for one in self.programs) else "; the program under test has ended"
-                raise Unexpected(f"{event} within {within:g} s: {seen()}{ended}")
+                raise Unexpected(f"{seen()}{ended}; the kit waited {within:g} s for: {event}")
             time.sleep(_LOOK)
         return found
 

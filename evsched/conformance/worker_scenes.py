@@ -115,6 +115,24 @@ def due(stage: Stage) -> None:
     require(abs(status.result["due"] - moment) < 0.001, f"the handler's due is {status.result['due']}, not {moment}")
 
 
+_WATCHED: Final = 4.0
+"""Seconds for which an idle worker is watched."""
+
+_IDLE_MOST: Final = 16
+"""Scripts that Redis may run in that time. A service and a worker that waits need 6, and a fetch each second 14."""
+
+
+@_scene("a worker without jobs does not poll: its fetch waits until there is one")
+def idle(stage: Stage) -> None:
+    _same(stage, "the last job")
+    counts = list[int]()
+    while not counts or (counts[-1] > _IDLE_MOST and len(counts) < 3):  # what the job left to do is over soon
+        before = stage.scripts_run()
+        time.sleep(_WATCHED)
+        counts.append(stage.scripts_run() - before)
+    require(counts[-1] <= _IDLE_MOST, f"Redis ran {counts[-1]} scripts in {_WATCHED:g} s, more than {_IDLE_MOST}")
+
+
 # Ways in which jobs come and results go.
 
 
@@ -287,11 +305,14 @@ def give_up(stage: Stage) -> None:
     expect(stage.dead(stage.enqueue("give_up", "no such customer"), "no such customer").attempt, 1, "the attempt")
 
 
-@_scene("a run that takes longer than its timeout is stopped, and has failed")
+@_scene("a run that takes longer than its timeout is stopped, and has failed: its job runs again if an attempt is left")
 def timeout(stage: Stage) -> None:
     job_id = stage.enqueue("work", _LONG, timeout=1, retry=_ONCE)
+    again = stage.enqueue("work", _LONG, timeout=1, retry=RetryFields(interval=0, jitter=0))
     stage.dead(job_id, "timeout")
     stage.until(lambda: ("stop", 1) in stage.lines(job_id), "the handler is told to stop")
+    status = stage.ended(again)
+    expect((status.outcome, status.result), ("done", 2), "outcome and result of the job that has an attempt left")
 
 
 # Long runs.

@@ -119,8 +119,8 @@ async def _unknown_tasks(sender: BatchingSender, queues: Sequence[str], most: in
 
 
 def _releases(members: set[str]) -> Iterator[Finding]:
-    """Report that workers, and parents that stand by, run several releases."""
-    found = Counter(keys.release_of(member) or "unknown" for member in members)
+    """Report that workers, and parents that stand by, run several releases. Those of other programs have none."""
+    found = Counter(release for member in members if (release := keys.release_of(member)))
     if len(found) > 1:
         what = "workers of several releases run: " + ", ".join(f"{found[name]} of {name}" for name in sorted(found))
         mend = (

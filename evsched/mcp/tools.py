@@ -14,7 +14,7 @@ from starlette.requests import Request
 from evsched.api.api_request import ApiRequest, KnownShards, Waiters, WaitingFetches, check_served
 from evsched.api.endpoints import OPERATIONS, Operation
 from evsched.api.replies import Reply, invalid, problem_of
-from evsched.api.requests import NAME_IN_PATH, NAME_RULE, PATH_PARAMETERS
+from evsched.api.requests import NAME_IN_PATH, PATH_PARAMETERS, path_fault
 from evsched.client.client import Client
 from evsched.config import DEFAULT_QUEUE, Config
 from evsched.diagnostics.doctor import examine
@@ -220,9 +220,9 @@ def _path_part(name: str, value: Any, queues: Sequence[str] = ()) -> str:
     if value is None:
         hint = f": {' or '.join(queues)}" if name == "queue" else ""
         raise invalid(f"the argument {name} is missing: give {PATH_PARAMETERS[name]}{hint}")
-    if not isinstance(value, str) or not re.fullmatch(NAME_IN_PATH, value) or len(value) > 200:
-        raise invalid(f"{PATH_PARAMETERS[name]} is {NAME_RULE}")
-    return value
+    if (fault := path_fault(name, value)) is not None:
+        raise invalid(fault)
+    return str(value)
 
 
 def _convert(given: Mapping[str, Any], kind: Any) -> Any:

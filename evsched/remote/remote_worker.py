@@ -49,6 +49,9 @@ from evsched.worker.exchange import events_of, is_end_of
 PREFIX: Final = "http:"
 """Before the name of such a worker in Redis: it cannot take the jobs of one of ours, and operators see what it is."""
 
+WORKER_NAME_MOST: Final = 200 - len(PREFIX)
+"""Characters of the name of such a worker."""
+
 _BLOCK: Final = 10.0
 """Seconds of one wait in Redis. Then the next begins, so a connection that died silently costs no more."""
 
@@ -154,7 +157,7 @@ class RemoteWorker:
     def __init__(self, client: Client, config: Config, emit: Emit, queue: str, name: str) -> None:
         self.id = PREFIX + name
         if not NAME.fullmatch(self.id):
-            raise ConfigError(f"the name of a worker has {len(name)} characters: give it a shorter one")
+            raise ConfigError(f"the name of a worker has {len(name)} characters: give at most {WORKER_NAME_MOST}")
         self._client = client
         self._config = config
         self._emit = emit

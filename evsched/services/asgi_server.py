@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
+from starlette.types import Message, Receive, Scope, Send
 
 from evsched.errors import CannotStart
 from evsched.runtime.loops import background, first_of
@@ -51,12 +52,13 @@ class AsgiServer:
     """One server. `name`: what it serves, for messages. `on_stop`: all called when the process is to end."""
 
     def __init__(self, app: Any, host: str, port: int, name: str, on_stop: Sequence[Callable[[], None]]) -> None:
-        self._host, self._port, self._name, self._on_stop = host, port, name, on_stop
+        self._app, self._host, self._port, self._name, self._on_stop = app, host, port, name, on_stop
         self._server = _UvicornServer(
             uvicorn.Config(
-                app,
+                self._answer,
                 access_log=False,
                 h11_max_incomplete_event_size=_HEAD_MOST,
+                interface="asgi3",
                 lifespan="on",
                 log_config=None,
                 proxy_headers=False,
@@ -77,10 +79,20 @@ class AsgiServer:
             started(url_of(listening.getsockname()))
             async with background(self._server.serve([listening]), request.wait()) as tasks:
                 await first_of(tasks)
+                self._server.end()
                 for end in self._on_stop:
                     end()
-                self._server.should_exit = True
                 await tasks[0]
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. Once the process ends, the response says that its connection must not be used again."""
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._server.should_exit:
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        await self._app(scope, receive, sending)
 
 
 class _UvicornServer(uvicorn.Server):
@@ -88,6 +100,17 @@ class _UvicornServer(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         """Leave the signals to the service."""
         yield
+
+    def end(self) -> None:
+        """Accept no more connections, and shut down.
+
+        Uvicorn itself listens for another 0.1 s. By then, a client whose request was answered at the end has connected
+        again, only to be cut off.
+        """
+        if self.started:
+            for listener in self.servers:
+                listener.close()
+        self.should_exit = True
 
 
 def _listen(host: str, port: int, name: str) -> socket.socket:

@@ -20,6 +20,7 @@ from evsched.execution import deferral
 from evsched.jobs.job import encode
 from evsched.store.queue import Announced
 from evsched.store.store import Store
+from evsched.transport.senders import BatchingSender
 from tests.support.patience import PATIENCE
 from tests.support.system import System, system
 
@@ -247,3 +248,14 @@ async def test_the_doctor_says_which_worker_has_a_task_of_evsched(
         (found,) = await incomplete_deploys(running.sender, [queue])
     assert "evsched worker evsched.targets:app --http-host HOST" in found.what
     assert found.mend.startswith("do as the reason says; or, if the name is wrong: evsched cancel a ")
+
+
+async def test_the_doctor_compares_the_releases_of_our_own_workers_only(
+    sender: BatchingSender, queue: str, raw: Any
+) -> None:
+    leases = f"evsched:{{{queue}}}:leases"
+    raw.zadd(leases, dict.fromkeys(("host-1-00000000-0.1.0", "http:host-2", "of-another-program"), 4e9))
+    assert await incomplete_deploys(sender, [queue]) == []
+    raw.zadd(leases, {"host-3-00000000-0.0.9": 4e9})
+    (found,) = await incomplete_deploys(sender, [queue])
+    assert found.what == "workers of several releases run: 1 of 0.0.9, 1 of 0.1.0"

@@ -82,7 +82,9 @@ async def test_requests_that_wait_are_answered_when_it_stops(cli: Cli, queue: st
             while not any(client["cmd"] == "blmove" for client in raw.client_list()):
                 await asyncio.to_thread(raw.ping)
             child.send_signal(signal.SIGTERM)
-            assert ((await waiting).status_code, waiting.result().json()["outcome"]) == (202, None)
+            answer = await waiting
+            assert (answer.status_code, answer.json()["outcome"]) == (202, None)
+            assert answer.headers["connection"] == "close", "a client that reused the connection would find it closed"
         assert await asyncio.to_thread(child.wait, PATIENCE) == 0
         log.rest()
         assert [line for line in log.lines if line.get("level") != "info"] == []

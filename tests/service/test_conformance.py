@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -211,6 +212,51 @@ def test_the_kit_says_what_a_producer_does_wrong(
         r"its reply to 'cancel' is 'not JSON\\n', not an object of JSON",
         r"0 of 4 scenes passed; failed: id-again, due, timeout, cancel\n$",
     ):
+        assert re.search(seen, printed), printed
+
+
+FAULTY = """
+import json, os, redis, sys
+from evsched.client.option_values import id_of_arguments
+client, fault = redis.Redis.from_url(os.environ["EVSCHED_URL"]), sys.argv[1]
+root = "evsched:{%s}:" % os.environ["CONFORMANCE_QUEUE"]
+for line in sys.stdin:
+    job = json.loads(line)["job"]
+    due, group, unique = job.pop("due", 0), job.pop("group", "g"), job.pop("unique", {})
+    job_id = job.pop("id", None) or id_of_arguments(job["task"], job["args"], job["kwargs"])
+    payload = json.dumps(job | {"reply": True} if fault == "always-reply" else job, ensure_ascii=False).encode()
+    if fault == "latin-1":
+        payload, group = payload.decode().encode("latin-1", "replace"), group.encode("latin-1", "replace")
+    for name in {"twice": [job_id, "other"], "unsupported": []}.get(fault, [job_id]):
+        client.hset(root + "job:" + name, mapping={"payload": payload, "group": group})
+        client.zadd(root + "schedule", {name: due}, nx=True)
+    if "within" in unique:
+        client.set(root + "unique:" + job_id, "", px=unique["within"])
+    half = '"\\\\ud800"}'
+    other = {"deep": "[" * 100_000, "unsupported": '{"unsupported": ' + half, "surrogate": '{"error": ' + half}
+    print(other.get(fault) or json.dumps({"id": job_id}), flush=True)
+"""
+
+
+@pytest.mark.extra
+@pytest.mark.timeout(300)
+def test_whatever_a_producer_writes_or_answers_is_a_failed_scene(
+    producing: ProducerStage, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    for fault, scene, seen in (
+        ("latin-1", "unicode", r"what it wrote is b'.*, not UTF-8"),
+        ("latin-1", "group", r"the group is b'kunde 7/\\xe4\?', not UTF-8"),
+        ("deep", "ids", r"its reply to 'enqueue' is '\[{150,}"),
+        ("surrogate", "ids", r"it replied to 'enqueue': \\ud800"),
+        ("unsupported", "ids", r"\A\w+ ids: \\ud800\n0 of 1 scenes passed; skipped: ids\n"),
+        ("twice", "ids", r"jobs that it was not asked for \(1\): other"),
+        ("milliseconds", "unique-within", r"the key `unique:ID` expires in \S+ s, not in 3600 s"),
+        ("always-reply", "reply", "the reply in the payload is True, not None"),
+    ):
+        producing.change_producer(shlex.join([sys.executable, str(tmp_path / "faulty.py"), fault]))
+        assert run_scenes(producing, chosen(PRODUCER_SCENES, [scene])) == 1, fault
+        printed = capsys.readouterr().out
         assert re.search(seen, printed), printed
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 import msgspec
@@ -40,6 +40,25 @@ def test_each_document_is_a_valid_json_schema(of: Written | None) -> None:
     schema = wire_schema(of)
     jsonschema.Draft202012Validator.check_schema(schema)
     assert set(schema["$defs"]) == {"JobPayload", "InlineJob", "RetryPolicy", "RecurrenceRecord", "SealedArguments"}
+
+
+def keywords(schema: Any) -> set[str]:
+    """Return the keywords of a schema and of those in it."""
+    if isinstance(schema, list):
+        return {*()}.union(*map(keywords, cast("list[Any]", schema)))
+    if not isinstance(schema, dict):
+        return set()
+    found = cast("dict[str, Any]", schema)
+    inner = [[*value.values()] if name in ("$defs", "properties") else value for name, value in found.items()]
+    return {*found} | keywords(inner)
+
+
+def test_validators_that_refuse_unknown_keywords_take_the_schema() -> None:
+    """Ajv does by default, and has no `$anchor`."""
+    core = "$schema $defs $ref anyOf items properties additionalProperties required type enum"
+    limits = "exclusiveMinimum minimum maximum maxItems maxLength maxProperties minLength pattern"
+    notes = "title description default contentEncoding contentMediaType contentSchema"
+    assert keywords(wire_schema()) == {*f"{core} {limits} {notes}".split()}
 
 
 def test_schema_has_the_fields_that_are_read() -> None:
