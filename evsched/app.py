@@ -344,7 +344,7 @@ class App:
         `concurrency`: how many of its jobs may run at the same time in a queue, over all workers.
 
         Raises:
-            ConfigError: the name is taken or begins with `evsched.`, or an option is not valid.
+            ConfigError: the name is taken or begins with `evsched.`, an option is not valid, or it is a task already.
         """
         check_task_options(options)
         if (options.get("name") or "").startswith(RESERVED):
@@ -354,6 +354,9 @@ class App:
             )
 
         def register(function: Callable[..., Any]) -> Any:
+            if isinstance(function, TaskHandle):
+                known = cast("TaskHandle[..., Any]", function).task.name
+                raise ConfigError(f"{known} is a task already: to give it a second name, register its `handler`")
             task = define(function, **options)
             self.tasks.add(task)
             kind = AsyncTask[..., Any] if task.on == "loop" else PlainTask[..., Any]

@@ -255,6 +255,19 @@ def test_tasks_are_found_by_name_alone() -> None:
         tasks.add(define(lambda: None, name="send_mail"))
 
 
+def test_a_task_has_a_second_name_by_its_handler() -> None:
+    app = App()
+
+    @app.task
+    async def charge(cents: int) -> int:
+        return cents
+
+    with pytest.raises(ConfigError, match="charge is a task already: to give it a second name, register its `handler`"):
+        app.task(name="bill")(charge)
+    app.task(name="bill")(charge.handler)
+    assert [*app.tasks] == ["charge", "bill"]
+
+
 def charge(amount: int, card: Literal["4111"], *, note: Literal["4222"] = "4222") -> None: ...
 
 
