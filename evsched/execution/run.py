@@ -359,7 +359,10 @@ class Run(Struct, eq=False):
             if not error.later:
                 return Buried(shorten(f"{why}. Revive the job when it can be read"), payload.reply)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            return Buried(shorten(f"its arguments, once opened, are not valid: {error}"), payload.reply)
+            wrong = f"its arguments, once opened, are not valid: {error}"
+            return Buried(
+                shorten(f"{wrong}: correct what sealed them, or find out who can write to Redis"), payload.reply
+            )
         # The codec and its store are the user's. They may raise anything, such as a CancelledError of their own.
         except BaseException as error:  # noqa: BLE001
             failed = f"{type(error).__name__}: {message(error)}".removesuffix(": ")
