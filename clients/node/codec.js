@@ -9,6 +9,8 @@ const NONCE = 12 // bytes
 const TAG = 16 // bytes
 const OPENED_MOST = 64 * 1024 * 1024 // bytes: a short compressed value could otherwise take all memory
 const DEPTH = 2 // lists and objects around a sealed value, at most: as a graph passes results on
+const WHO = 'find out who can write to Redis'
+const utf8 = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true })
 
 /** The arguments of a job cannot be read: its key is missing, or they were changed, or belong elsewhere. */
 export class CannotOpen extends Error {
@@ -40,15 +42,14 @@ export class Codec {
       if (!this.#accepts(task) && !(sealed?.key && [...args, ...Object.values(kwargs)].every(isEncrypted))) {
         throw new CannotOpen('they are not encrypted, and this worker takes no others: enqueue the job by the app')
       }
-      const first = sealed ? this.#open('arguments', task, sealed, id) : [[], {}]
+      const first = sealed ? checkedCall(this.#open('arguments', task, sealed, id)) : { args: [], kwargs: {} }
       const more = this.#opened([args, kwargs], DEPTH + 1)
       // Only results are added, and not to the arguments of one job: those are sealed as a whole.
       const names = Object.keys(more[1])
-      if (sealed?.of ? more[0].length || names.length : names.some((name) => Object.hasOwn(first[1], name))) {
-        throw new Error('somebody has put others beside them: find out who can write to Redis')
+      if (sealed?.of ? more[0].length || names.length : names.some((name) => Object.hasOwn(first.kwargs, name))) {
+        throw new Error(`somebody has put others beside them: ${WHO}`)
       }
-      // Other languages may write an empty object as an empty array, and the reverse.
-      return { args: [...(Array.isArray(first[0]) ? first[0] : []), ...more[0]], kwargs: { ...first[1], ...more[1] } }
+      return { args: [...first.args, ...more[0]], kwargs: { ...first.kwargs, ...more[1] } }
     } catch (error) {
       throw new CannotOpen(`its arguments cannot be read: ${error.message}. Revive the job when it can be read`)
     }
@@ -94,7 +95,11 @@ export class Codec {
     let bytes = Buffer.from(sealed.data ?? '', 'base64')
     if (sealed.key) bytes = this.#decrypted(bytes, sealed, bound(what, name, sealed))
     if (sealed.zip) bytes = inflateSync(bytes, { maxOutputLength: OPENED_MOST })
-    return JSON.parse(bytes)
+    try {
+      return JSON.parse(utf8.decode(bytes))
+    } catch {
+      throw new Error(`once opened, they are not JSON: ${WHO}`)
+    }
   }
 
   #decrypted(bytes, { key }, aad) {
@@ -110,7 +115,7 @@ export class Codec {
     } catch {
       throw new Error(
         `key ${key} does not fit: the ciphertext was changed, or is not of this task, or the key of that id is ` +
-          'another one: find out who can write to Redis'
+          `another one: ${WHO}`
       )
     }
   }
@@ -119,6 +124,16 @@ export class Codec {
 /** Return the additional data that a ciphertext is bound to. */
 function bound(what, name, { of = '', zip = '' }) {
   return Buffer.from([what, name, of, zip].join('\n'))
+}
+
+/** Return opened arguments by position and by name. An empty one of them may be of the other kind (PHP, Lua). */
+function checkedCall(opened) {
+  const areTwo = Array.isArray(opened) && opened.length === 2
+  if (!areTwo || !opened.every((part) => typeof part === 'object' && part !== null)) {
+    throw new Error(`once opened, they are not a list and an object: ${WHO}`)
+  }
+  const [args, kwargs] = opened
+  return { args: Array.isArray(args) ? args : [], kwargs: Array.isArray(kwargs) ? {} : kwargs }
 }
 
 function isSealed(value) {

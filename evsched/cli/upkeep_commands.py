@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from evsched.cli import output
-from evsched.cli.command_client import client
+from evsched.cli.command_client import client, note_unknown
 from evsched.cli.commands import UsageError, build
 from evsched.cli.ledger_commands import needs_psycopg
 from evsched.cli.options import Json, Queues, Url, check_queues, settings
@@ -27,7 +27,8 @@ def rekey(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
     EVSCHED_CODEC names the app with the codec. First give the new key to all programs. If this is interrupted, the same
     command does the rest. With EVSCHED_LEDGER_URL, the rows of the ledger are sealed again too.
 
-    Exit code 1: a value cannot be opened, because its key is missing or does not fit; or it was changed all the time.
+    Exit code 1: a value cannot be opened, because its key is missing or does not fit; or it was changed all the time;
+    or a queue that you name is not in use.
 
     Example: EVSCHED_CODEC=shop:app evsched rekey
     """
@@ -43,6 +44,8 @@ def rekey(*, queue: Queues = None, json: Json = False, url: Url = None) -> int:
                 "rekey: set EVSCHED_CODEC to MODULE:APP, an app with an evsched.codec.Codec; in a Django site, set "
                 'OPTIONS["codec"]'
             )
+        if queue is not None and (unknown := note_unknown(redis, queue)):
+            return unknown
         names = redis.run(find_queues()) if queue is None else queue
         work = Rekey([store for name in names for store in redis.stores(name)], codec)
         stopped_by = redis.work_off(work, "keys examined", lambda: f"{work.result.done} values sealed again")

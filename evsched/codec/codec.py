@@ -197,9 +197,11 @@ def _checked_id(name: Any) -> str:
 
 def _read_key(which: str, key: Any) -> bytes:
     """Return a key, which is never part of a message."""
+    if not isinstance(key, str | bytes | bytearray):
+        raise ConfigError(f"Codec: {which} is of the type {type(key).__name__}: give {_KEY} bytes, or their base64")
     try:
         found = base64.b64decode(key, validate=True) if isinstance(key, str) else bytes(key)
-    except (ValueError, TypeError):
+    except ValueError:
         raise ConfigError(f"Codec: {which} is not base64: {_MAKE_ONE}") from None
     if len(found) != _KEY:
         raise ConfigError(f"Codec: {which} has {len(found)} bytes, and AES-256 needs {_KEY}: {_MAKE_ONE}")

@@ -150,6 +150,15 @@ def sealed_exchanged(stage: SealedStage) -> None:
         _unreadable(stage, job_id)
 
 
+@_scene("arguments that are not a list and an object once opened, or not JSON, make the job dead")
+def sealed_invalid(stage: SealedStage) -> None:
+    for job_id, text in (
+        ("no-pair", b'{"a":1}'), ("one-part", b"[[1]]"), ("three-parts", b"[[1],{},3]"), ("not-utf-8", b'[["\xe4"],{}]')
+    ):  # fmt: skip
+        stage.write(job_id, {"task": "call", "sealed": stage.codec.seal(About("arguments", "call", job_id), text)})
+        _unreadable(stage, job_id)
+
+
 @_scene("arguments beside those sealed for the job, or beside one of the same name, make the job dead")
 def sealed_added(stage: SealedStage) -> None:
     text = b'[[1],{"a":1}]'

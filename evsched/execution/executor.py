@@ -17,13 +17,13 @@ from msgspec.structs import replace
 
 from evsched.events import Emit
 from evsched.execution.beginning import Marks
-from evsched.execution.deferral import MissingHandlers, RunStore, UnknownTasks, check_window
+from evsched.execution.deferral import MissingHandlers, RunStore, UnknownTasks, check_window, not_now
 from evsched.execution.handlers import Handlers
 from evsched.execution.precautions import AppSource, Isolation, RunLock, patience, precautions_for
 from evsched.execution.process_pool import HandlerMissing, Process
 from evsched.execution.program import Program
-from evsched.execution.run import NoTask, Prepared, Run, aborted, judge
-from evsched.jobs.job import Buried, Deferred, Outcome, Requeued, shorten
+from evsched.execution.run import NoTask, Prepared, Run, judge, stopped_before
+from evsched.jobs.job import Aborted, Buried, Deferred, Outcome, Requeued, shorten
 
 _FIRST_STEP: Final = 0.025
 """Seconds after which a handler that this process calls itself has taken its first step, unless it has ended."""
@@ -91,24 +91,27 @@ class Executor:
             else:
                 outcome = await self._call_if_possible(run, prepared)
         except asyncio.CancelledError:
-            raise
-        # A run without an outcome would keep its slot for ever.
+            if run.stop_reason == "lost":
+                raise
+            why = "it was cancelled before its handler began, and nobody had asked for that"
+            outcome = not_now(run.delivery.redis_now(), why, "code")
+        # A run without an outcome would stay in the worker's list for ever.
         except BaseException as error:  # noqa: BLE001
             why = f"its run came to no outcome, which is a bug of evsched: {type(error).__name__}: {error}"
             outcome = Buried(shorten(why), run.reply)
         finally:
             run.end(outcome)
 
-    async def _call_if_possible(self, run: Run, prepared: Prepared | NoTask | Buried | Deferred) -> Outcome:
+    async def _call_if_possible(self, run: Run, prepared: Prepared | NoTask | Buried | Deferred | Aborted) -> Outcome:
         if isinstance(prepared, Buried):
             return replace(prepared, began=False)
-        if isinstance(prepared, Deferred):
+        if isinstance(prepared, Deferred | Aborted):
             return prepared
         window = prepared.payload.window
         if window is not None and (closed := await check_window(self._store, run, window, prepared.payload.reply)):
             return closed if isinstance(closed, Deferred) else replace(closed, began=False)
         if run.stop_reason is not None:
-            return _stopped_before(run, prepared)
+            return stopped_before(run, prepared)
         if isinstance(prepared, NoTask):
             return await self._unknown.judge(run, prepared.payload)
         return await self._call(run, prepared)
@@ -141,7 +144,7 @@ class Executor:
             finally:
                 self.lock.release()
         except asyncio.CancelledError:  # while it waited to begin
-            return _stopped_before(run, prepared)
+            return stopped_before(run, prepared)
         except HandlerMissing as error:
             return self._missing.found_missing(run, str(error))
         finally:
@@ -214,14 +217,3 @@ class Executor:
     def _on_freed(self) -> None:
         for freed in self.freed:
             freed()
-
-
-def _stopped_before(run: Run, prepared: Prepared | NoTask) -> Outcome:
-    """Return the outcome of a run that was stopped before its handler began.
-
-    Raises:
-        asyncio.CancelledError: the run is lost.
-    """
-    if run.stop_reason != "cancelled":
-        raise asyncio.CancelledError
-    return aborted(prepared, began=False)

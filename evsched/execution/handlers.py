@@ -170,8 +170,9 @@ class Handlers:
         self.processes = ProcessPool()
 
     def make_current(self, run: Run, prepared: Prepared) -> None:
-        """Have `current_job` return a run's job in the run's own asyncio task."""
+        """Have `current_job` return a run's job in the run's own asyncio task, which may be cancelled from now on."""
         job, delivery = run.job, run.delivery
+        run.cancellable = True
         run.current = CurrentJob(
             job.id,
             delivery.whole_queue,

@@ -6,6 +6,7 @@ itself passes through unchanged.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -23,7 +24,7 @@ _LINE: Final = (
     "exception from this place is logged"
 )
 
-_logged: Final = set[tuple[type[Exception], str, int]]()
+_logged: Final = set[tuple[type[BaseException], str, int]]()
 """The exceptions that were logged: class, file and line."""
 
 
@@ -57,7 +58,7 @@ def guarded(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None
     try:
         return call(*args, **kwargs)
     # An SDK, its processors and its exporters may raise anything.
-    except Exception as error:
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
         *_, (frame, line) = walk_tb(error.__traceback__)
         place = type(error), frame.f_code.co_filename, line
         if place not in _logged:

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from evsched.display import format_duration
 from evsched.errors import CannotOpen, ConfigError
+from evsched.execution.failure import message
 from evsched.jobs import option_checks as check
 from evsched.jobs.current_job import CurrentJob, Progress
 from evsched.jobs.job import (
@@ -76,7 +77,12 @@ class Prepared(Struct, frozen=True):
 
     @property
     def timeout(self) -> float | None:
-        return self.task.timeout if self.payload.timeout is None else self.payload.timeout
+        return timeout_of(self.task, self.payload)
+
+
+def timeout_of(task: Task, payload: Payload) -> float | None:
+    """Return the seconds that a run of a job may take; None = no limit."""
+    return task.timeout if payload.timeout is None else payload.timeout
 
 
 class NoTask(Struct, frozen=True):
@@ -224,8 +230,8 @@ class Run(Struct, eq=False):
     """When the handler began, by the monotonic clock; 0 = it has not."""
     took: float | None = None
     """Seconds that the handler ran; None until it has ended."""
-    cancellable: bool = True
-    """Cancelling `work` ends the handler. False for a thread."""
+    cancellable: bool = False
+    """Cancelling `work` ends what it waits for: its arguments, or the handler, unless that is in a thread."""
     entered: bool = False
     """The handler has been called. On a busy machine, its thread or its process may call it long after `began`."""
     thread: int = 0
@@ -313,8 +319,14 @@ class Run(Struct, eq=False):
             return False
         return self.stop_reason == "timeout" or (error is not None and self.stop_reason is None)
 
-    async def prepare_opened(self, tasks: Tasks, codec: PayloadCodec) -> Prepared | NoTask | Buried | Deferred:
-        """Open the arguments, and prepare the run. If they cannot be opened, the job waits or is dead."""
+    async def prepare_opened(
+        self, tasks: Tasks, codec: PayloadCodec
+    ) -> Prepared | NoTask | Buried | Deferred | Aborted:
+        """Open the arguments, and prepare the run. If they cannot be opened, the job waits or is dead.
+
+        Raises:
+            asyncio.CancelledError: the run is lost.
+        """
         refusal = await self._open(tasks, codec)
         prepared = self.prepare(tasks)
         if (
@@ -326,24 +338,43 @@ class Run(Struct, eq=False):
         self.prepared = None
         return refusal
 
-    async def _open(self, tasks: Tasks, codec: PayloadCodec) -> Buried | Deferred | None:
+    async def _open(self, tasks: Tasks, codec: PayloadCodec) -> Buried | Deferred | Aborted | None:
         payload = read_payload(self.job)
-        if isinstance(payload, Buried) or tasks.get(payload.task) is None:
+        if isinstance(payload, Buried) or (task := tasks.get(payload.task)) is None:
             return None  # `prepare` says why it cannot run here
+        if self.stop_reason is not None:
+            return stopped_before(self, NoTask(payload))
+        seconds = timeout_of(task, payload) if codec.waits else None
+        limit = asyncio.timeout(seconds if seconds and seconds > 0 else None)  # `prepare` refuses another one
+        self.cancellable = True
         try:
             if not codec.accepts_plain(payload.task) and not covers_all(self.job.payload):
                 why = "its arguments are not encrypted, and the codec of the app takes no others: enqueue it by the app"
                 return Buried(why, payload.reply)
-            opened = await open_payload(codec, self.job.payload, self.job.id)
+            async with limit:
+                opened = await open_payload(codec, self.job.payload, self.job.id)
+            self.job = replace(self.job, opened=opened)
+            return None
         except CannotOpen as error:
             why = f"its arguments cannot be read: {error}"
-            if error.later:
-                return Deferred(self.delivery.redis_now() + _STORE_AGAIN, shorten(why), cause="store")
-            return Buried(shorten(f"{why}. Revive the job when it can be read"), payload.reply)
+            if not error.later:
+                return Buried(shorten(f"{why}. Revive the job when it can be read"), payload.reply)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            return Buried(shorten(f"its arguments, once opened, are not valid: {error}"), payload.reply)
-        self.job = replace(self.job, opened=opened)
-        return None
+            wrong = f"its arguments, once opened, are not valid: {error}"
+            return Buried(
+                shorten(f"{wrong}: correct what sealed them, or find out who can write to Redis"), payload.reply
+            )
+        # The codec and its store are the user's. They may raise anything, such as a CancelledError of their own.
+        except BaseException as error:  # noqa: BLE001
+            failed = f"{type(error).__name__}: {message(error)}".removesuffix(": ")
+            if limit.expired():
+                failed = f"its timeout, {format_duration(seconds or 0)}, passed before its store gave them"
+            why = f"its arguments cannot be read: {failed}"
+        finally:
+            self.cancellable = False
+        if self.stop_reason is not None:
+            return stopped_before(self, NoTask(payload))
+        return Deferred(self.delivery.redis_now() + _STORE_AGAIN, shorten(why), cause="store")
 
     def end(self, outcome: Outcome | None) -> None:
         """Keep the outcome, unless the run was given up and has one; drop everything that only a live run needs.
@@ -369,13 +400,13 @@ class Run(Struct, eq=False):
         """Tell the run to stop. "lost" takes precedence over "cancelled", and that over "timeout".
 
         An async handler is cancelled where it waits, a process is ended, and a thread must look at `cancelled`. A run
-        that has not begun looks at `stop_reason` before it begins.
+        that waits for its arguments is cancelled too. Another one that has not begun looks at `stop_reason` before it
+        begins.
         """
         if _PRECEDENCE[reason] > _PRECEDENCE[self.stop_reason]:
             self.stop_reason = reason
-        if self.current is None:
-            return
-        self.current.stopped = self.stop_reason
+        if self.current is not None:
+            self.current.stopped = self.stop_reason
         if self.work is not None and self.cancellable:
             self.work.cancel()
 
@@ -469,6 +500,17 @@ def _beyond(attempt: int, allowed: int) -> str:
 def aborted(prepared: Prepared | NoTask, *, began: bool = True) -> Aborted:
     """Return the outcome of a run whose job was cancelled."""
     return Aborted(prepared.retention, prepared.payload.reply, began)
+
+
+def stopped_before(run: Run, prepared: Prepared | NoTask) -> Aborted:
+    """Return the outcome of a run that was stopped before its handler began.
+
+    Raises:
+        asyncio.CancelledError: the run is lost.
+    """
+    if run.stop_reason != "cancelled":
+        raise asyncio.CancelledError
+    return aborted(prepared, began=False)
 
 
 def _judge_failure(job: FetchedJob, prepared: Prepared, failure: Failed) -> Retried | Buried:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 import re
@@ -196,6 +197,9 @@ def _convert(value: Any, wanted: Any, path: str, *, hidden: bool) -> Any:
     except msgspec.ValidationError as error:
         # The path in msgspec's message begins at the value: `$...`.
         message, at, inner = str(error).partition(" - at `$")
+    # A class of the user may raise anything while a value of it is made.
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
+        message, at, inner = f"its class raised {type(error).__name__}: {error}", "", ""
     if hidden:  # the message may have the value, or a part of it, and must not be the context of the new error
         raise msgspec.ValidationError(f"Invalid value of a redacted argument - at `{path}`")
     raise msgspec.ValidationError(f"{message} - at `{path}{inner if at else '`'}")

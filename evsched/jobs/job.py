@@ -313,4 +313,9 @@ def describe_malformed(text: bytes, error: Exception) -> str:
     escapes = text.replace(rb"\\", b"")  # an escaped backslash escapes nothing
     if _HALF.search(_PAIR.sub(b"", escapes)):
         return "it has half of a surrogate pair, \\ud800 to \\udfff, which is not a character"
+    if isinstance(error, UnicodeDecodeError):
+        try:
+            text.decode()
+        except UnicodeDecodeError as first:  # msgspec counts from the begin of the string
+            return f"byte {first.start} is {text[first.start]:#x}, which is not UTF-8"
     return str(error)

@@ -144,7 +144,10 @@ class Worker:
                 try:
                     self._executor.handlers.state = await stack.enter_async_context(self._program.lifespan())
                 # Whatever a user's lifespan raises is the user's mistake, and is reported in one line.
-                except Exception as error:  # noqa: BLE001
+                except (Exception, asyncio.CancelledError) as error:
+                    starting = asyncio.current_task()
+                    if isinstance(error, asyncio.CancelledError) and starting is not None and starting.cancelling():
+                        raise  # by `stop`
                     why = f"the app's lifespan did not begin: {type(error).__name__}: {error}"
                     raise CannotStart(why) from None
                 await self._setup.until_one(list(self.consumers))

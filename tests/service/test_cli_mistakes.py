@@ -236,19 +236,21 @@ async def test_a_redis_that_is_too_old_is_refused(cli: Cli) -> None:
 
 
 @pytest.mark.extra
-def test_a_lifespan_that_fails_gives_one_line_on_stderr(cli: Cli, folder: Path, queue: str) -> None:
+@pytest.mark.parametrize("error", ["RuntimeError", "CancelledError"])
+def test_a_lifespan_that_fails_gives_one_line_on_stderr(cli: Cli, folder: Path, queue: str, error: str) -> None:
     (folder / "shared.py").write_text(
+        "from asyncio import CancelledError\n"
         "from contextlib import asynccontextmanager\n"
         "from evsched import App\n\n"
         "@asynccontextmanager\n"
         "async def lifespan():\n"
-        "    raise RuntimeError('no database')\n"
+        f"    raise {error}('no database')\n"
         "    yield\n\n"
         "app = App(lifespan=lifespan)\n"
     )
     done = cli.run("worker", "shared:app", "--queue", queue)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-    assert "lifespan did not begin: RuntimeError: no database" in done.stderr
+    assert f"lifespan did not begin: {error}: no database" in done.stderr
 
 
 @pytest.mark.extra

@@ -112,7 +112,7 @@ def test_the_node_worker_opens_and_seals() -> None:
 
 NODE_CODEC = """
 import { Codec } from '%s'
-const [encrypted, compressed] = JSON.parse(process.argv[1])
+const [encrypted, compressed, ...invalid] = JSON.parse(process.argv[1])
 const key = Buffer.alloc(32, 1)
 const tried = (make) => { try { return make() } catch (error) { return error.message } }
 const job = { id: 'a', task: 't', args: [], kwargs: {}, sealed: null }
@@ -123,6 +123,7 @@ console.log(JSON.stringify([
   open(false, { sealed: encrypted, kwargs: { x: 1 } }), open(true, { id: 'b', sealed: encrypted }),
   new Codec().sealResult('a', { short: 1 }), new Codec().sealResult('a', { 'evsched.sealed': {} }),
   tried(() => new Codec({ a: key, b: key })), tried(() => new Codec({ a: 'AAAA' })),
+  invalid.map((sealed) => open(true, { sealed })),
 ]))
 """
 
@@ -131,10 +132,12 @@ console.log(JSON.stringify([
 def test_the_codec_of_node_refuses_as_ours_does() -> None:
     about = About("arguments", "t", "a")
     sealed = [codec.seal(about, b"[[2],{}]") for codec in (Codec({"old": OLD}), Codec(compress_above=0))]
+    invalid = b'{"a":1}', b"[[1]]", b'[["v"],{},3]', b"[[1],5]", b"[null,{}]", b'[["\xe4"],{}]', b"[[", b""
+    sealed += [Codec({"old": OLD}).seal(about, text) for text in invalid]
     script = NODE_CODEC % (ROOT / "clients/node/evsched.js").as_uri()
     words = "node", "--input-type=module", "--eval", script, encode(sealed).decode()
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    *opened, plain, unknown, short, other, other_job, as_is, marked, two, cut = json.loads(done.stdout)
+    *opened, plain, unknown, short, other, other_job, as_is, marked, two, cut, not_valid = json.loads(done.stdout)
     assert opened == [{"args": args, "kwargs": {}} for args in ([1], [1], [2])]
     for refused in (plain, unknown, short, other):
         assert refused.startswith(
@@ -147,6 +150,8 @@ def test_the_codec_of_node_refuses_as_ours_does() -> None:
     assert (as_is, marked) == ({"short": 1}, {MARK: {"data": "eyJldnNjaGVkLnNlYWxlZCI6e319", "of": "a"}})
     assert two == "Codec: say with `write` which key encrypts"
     assert cut.startswith("Codec: key a has 3 bytes, and AES-256 needs 32")
+    for one in not_valid:
+        assert one.startswith("its arguments cannot be read: once opened, they are not ")
 
 
 PRODUCERS = {

@@ -84,6 +84,9 @@ def test_rekey_seals_again_and_names_the_keys_that_are_missing(cli: Cli, queue: 
     missing = cli.run("rekey", **KEYED)
     assert (missing.returncode, missing.stdout) == (1, "0 values were sealed again, with key old\n")
     assert "1 values of key new cannot be opened; the reason of one: key 'new' is missing, and this" in missing.stderr
+    misspelt = cli.run("rekey", "--queue", queue, "--queue", f"{queue}x", **rotated)
+    assert (misspelt.returncode, misspelt.stdout) == (1, "")
+    assert f"queue {queue}x has no jobs, no workers and no recurrences: did you mean {queue}?" in misspelt.stderr
 
 
 STORE = """

@@ -160,7 +160,8 @@ def test_recurring_arguments_are_sealed_alike_by_each_process_and_differ_by_key(
     [
         ({"keys": {"a": b"short"}}, "key 'a' has 5 bytes, and AES-256 needs 32"),
         ({"keys": {"a": "not base64!"}}, "key 'a' is not base64: make one with `openssl rand -base64 32`"),
-        ({"keys": {"a": None}}, "key 'a' is not base64"),
+        ({"keys": {"a": None}}, "key 'a' is of the type NoneType: give 32 bytes, or their base64"),
+        ({"keys": {"a": 32}}, "key 'a' is of the type int"),
         ({"keys": {"a b": OLD}}, "'a b' is not an id for a key"),
         ({"keys": {"a": OLD, "b": NEW}}, "no key to write: say with write= which of a, b encrypts"),
         ({"keys": {"a": OLD}, "write": "b"}, "write is 'b', and the keys are a"),

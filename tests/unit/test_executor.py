@@ -13,13 +13,16 @@ from typing import Any
 
 import pytest
 
+from evsched.codec import Codec
+from evsched.execution.deferral import RunStore
 from evsched.execution.executor import Executor
 from evsched.execution.failure import Stack, stack_of
 from evsched.execution.program import Program
-from evsched.execution.run import RESULT_MOST, Delivery, Run
+from evsched.execution.run import RESULT_MOST, Delivery, Run, StopReason
 from evsched.jobs.current_job import CurrentJob, current_job
-from evsched.jobs.job import Aborted, Buried, Done, FetchedJob, Outcome, Retried, Snoozed, encode
+from evsched.jobs.job import Aborted, Buried, Deferred, Done, FetchedJob, Outcome, Retried, Snoozed, encode
 from evsched.jobs.retry import Retry
+from evsched.jobs.sealed import seal_payload
 from evsched.jobs.steering import GiveUp, RetryLater, Snooze
 from evsched.jobs.tasks import Tasks, define
 from tests.support import heavy
@@ -65,6 +68,80 @@ async def test_any_exception_of_a_handler_is_a_failed_attempt(error: BaseExcepti
     outcome = await run(in_loop if on == "loop" else in_thread)
     assert isinstance(outcome, Retried)
     assert outcome.reason.startswith(f"attempt 1 of 9: {type(error).__name__}")
+
+
+async def open_from_store(
+    get: Any, stop: StopReason | None = None, timeout: float = 60, *, before: bool = False
+) -> Run:
+    """Run a job whose arguments are in a store. It is stopped when `get` has begun, or `before` that."""
+    begun, tasks = asyncio.Event(), Tasks()
+
+    async def put(name: str, data: bytes) -> None: ...
+
+    async def noted(name: str) -> bytes:
+        begun.set()
+        return await get()
+
+    async def never() -> None:
+        raise AssertionError("its arguments were not there")
+
+    tasks.add(define(never, name="t"))
+    codec = Codec(put=put, get=noted, put_above=0)
+    payload = await seal_payload(codec, encode({"task": "t", "timeout": timeout}), "a")
+    found = Run(FetchedJob("a", 1, 1.0, payload), Delivery("q", 1.0, time.monotonic()))
+    async with Executor(Program(tasks, codec=codec), 1) as executor:
+        found.work = work = asyncio.ensure_future(executor.run(found))
+        if not before:
+            await begun.wait()
+        if stop is not None:
+            found.stop(stop)
+        await asyncio.wait([work])
+    return found
+
+
+@pytest.mark.parametrize("error", [*ODD, asyncio.CancelledError()], ids=lambda error: type(error).__name__)
+async def test_job_waits_whatever_the_function_raises_that_gets_its_arguments(error: BaseException) -> None:
+    async def get() -> None:
+        raise error
+
+    found = await open_from_store(get)
+    assert isinstance(found.outcome, Deferred)
+    assert found.outcome.cause == "store"
+    assert found.outcome.reason.startswith(f"its arguments cannot be read: {type(error).__name__}")
+
+
+async def hang() -> None:
+    await asyncio.Event().wait()
+
+
+async def hang_and_fail() -> None:
+    try:
+        await hang()
+    finally:
+        raise OSError("cut short")
+
+
+@pytest.mark.parametrize("get", [hang, hang_and_fail])
+async def test_job_whose_arguments_do_not_come_can_be_stopped_and_waits_after_its_timeout(get: Any) -> None:
+    for before in (False, True):
+        assert isinstance((await open_from_store(get, "cancelled", before=before)).outcome, Aborted)
+        assert (await open_from_store(get, "lost", before=before)).outcome is None
+    late = (await open_from_store(get, timeout=0.01)).outcome
+    assert isinstance(late, Deferred)
+    assert get is hang_and_fail or late.reason == (
+        "its arguments cannot be read: its timeout, 10 ms, passed before its store gave them"
+    )
+
+
+async def test_run_that_is_cancelled_before_it_begins_although_nobody_asked_for_it_begins_later() -> None:
+    class Cancelled(RunStore):
+        async def unknown_since(self, run: Run) -> None:
+            raise asyncio.CancelledError
+
+    found = Run(FetchedJob("a", 1, 1.0, b'{"task":"t"}'), Delivery("q", 1.0, time.monotonic()))
+    async with Executor(Program(Tasks()), 1, store=Cancelled()) as executor:
+        await executor.run(found)
+    assert isinstance(found.outcome, Deferred)
 
 
 class Refused(ValueError):

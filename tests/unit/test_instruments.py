@@ -23,13 +23,13 @@ from evsched.jobs.job import FetchedJob
 class Noted:
     """An instrument that notes what it sees. `fails`: where it raises."""
 
-    def __init__(self, name: str, seen: list[str], *, fails: str = "") -> None:
-        self._name, self._seen, self._fails = name, seen, fails
+    def __init__(self, name: str, seen: list[str], *, fails: str = "", error: type[BaseException] = ValueError) -> None:
+        self._name, self._seen, self._fails, self._error = name, seen, fails, error
 
     def _note(self, where: str, what: str) -> None:
         self._seen.append(what)
         if self._fails == where:
-            raise ValueError(f"{self._name} has no luck {where}")
+            raise self._error(f"{self._name} has no luck {where}")
 
     @contextmanager
     def sending(self, sending: Sending) -> Generator[None]:
@@ -122,10 +122,13 @@ async def test_an_enqueue_ends_as_without_an_instrument_that_raises(
 
 
 @pytest.mark.parametrize("on", ["loop", "thread"])
-@pytest.mark.parametrize("fails", FAILURES[:2])
+@pytest.mark.parametrize(
+    ("fails", "error"),
+    [("before", ValueError), ("after", ValueError), ("before", SystemExit), ("after", asyncio.CancelledError)],
+)
 @pytest.mark.parametrize("raised", [None, KeyError("mine"), Snooze(1.0, "not yet")], ids=repr)
 async def test_a_run_ends_as_without_an_instrument_that_raises(
-    on: str, fails: str, raised: Exception | None, caplog: pytest.LogCaptureFixture
+    on: str, fails: str, error: type[BaseException], raised: Exception | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     app, seen = App(), list[str]()
     instruments._logged.clear()  # pyright: ignore[reportPrivateUsage]
@@ -143,7 +146,7 @@ async def test_a_run_ends_as_without_an_instrument_that_raises(
     async with Executor(app.program, 1) as executor:
         for name in ("", "a", "b"):  # without one, with one that works, and with one that raises
             if name:
-                app.instrument(Noted(name, seen, fails=fails if name == "b" else ""))
+                app.instrument(Noted(name, seen, fails=fails if name == "b" else "", error=error))
             run = Run(FetchedJob("1", 1, 1.0, b'{"task":"t","reply":true}'), Delivery("q", 1.0, 0.0))
             await executor.run(run)
             outcomes.append(run.outcome)
@@ -151,7 +154,7 @@ async def test_a_run_ends_as_without_an_instrument_that_raises(
     assert seen[-1] == "a ended"
     assert ("a " + type(raised).__name__ in seen) is (raised is not None)
     (record,) = caplog.records
-    assert f"ValueError: b has no luck {fails}" in record.message
+    assert f"{error.__name__}: b has no luck {fails}" in record.message
 
 
 async def test_a_run_that_is_cancelled_stays_so_if_an_instrument_raises() -> None:

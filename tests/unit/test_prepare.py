@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from msgspec import Struct
 
 from evsched.execution.deferral import judge_window
 from evsched.execution.run import NoTask, Prepared, prepare, read_payload
@@ -11,10 +14,19 @@ from evsched.jobs.retry import Retry
 from evsched.jobs.tasks import Tasks, define
 
 
+class Odd(Struct):
+    error: str
+
+    def __post_init__(self) -> None:
+        raise {"key": KeyError, "exit": SystemExit, "cancel": asyncio.CancelledError}[self.error]("no luck")
+
+
 def tasks() -> Tasks:
     def pay(amount: int) -> None: ...
+    def odd(one: Odd) -> None: ...
 
     found = Tasks()
+    found.add(define(odd, name="odd"))
     found.add(define(pay, name="pay", timeout=7.0, retention=60.0, retry=Retry(attempts=2)))
     return found
 
@@ -39,6 +51,7 @@ def test_the_payload_overrides_the_task() -> None:
     [
         (b'{"task":', 1, 0, "invalid payload: Input data was truncated"),
         (b'{"task":"pay","args":["\\ud800"]}', 1, 0, "invalid payload: it has half of a surrogate pair"),
+        (b'{"task":"pay","args":["\xe4bc"]}', 1, 0, "invalid payload: byte 23 is 0xe4, which is not UTF-8: correct it"),
         (b'{"task":"pay","args":["a\\\\\\uDBffx", "and more"]}', 1, 0, "it has half of a surrogate pair"),
         (b'{"task":"pay","args":["\\udc00 alone"]}', 1, 0, "it has half of a surrogate pair"),
         (b'{"task":"pay","args":["\\\\ud800 \\ud83d\\ude00', 1, 0, "invalid payload: Input data was truncated"),
@@ -51,6 +64,19 @@ def test_the_payload_overrides_the_task() -> None:
                 "the job when the workers have the code for it"
             ),
         ),
+        (
+            b'{"task":"odd","args":[{"error":"key"}]}',
+            1,
+            0,
+            "do not fit: its class raised KeyError: 'no luck' - at `$.arg",
+        ),
+        (
+            b'{"task":"odd","args":[{"error":"exit"}]}',
+            1,
+            0,
+            "do not fit: its class raised SystemExit: no luck - at `$.",
+        ),
+        (b'{"task":"odd","args":[{"error":"cancel"}]}', 1, 0, "do not fit: its class raised CancelledError: no luck"),
         (b'{"task":"pay","args":[5],"timeout":0}', 1, 0, "the payload's timeout is 0, must be over 0 s"),
         (b'{"task":"pay","args":[5],"retention":-1}', 1, 0, "the payload's retention is -1, must be 0 s or more"),
         (

@@ -21,6 +21,7 @@ def begun(seconds_ago: float = 0.0, timeout: float | None = None) -> Run:
     run.prepared = Prepared(Payload("t"), define(print, name="t", timeout=timeout), Retry(), [], {})
     run.current = CurrentJob("a", "q", "t", 1, 1.0, 1.0, 0.0, {})
     run.began = time.monotonic() - seconds_ago
+    run.cancellable = True
     return run
 
 
