@@ -60,6 +60,7 @@ class Executor:
         self._missing = MissingHandlers(emit)
         self._unknown = UnknownTasks(program.tasks, self._store, unknown_task_grace, emit)
         self._marks = Marks(self._store)
+        self._closing = False
         self.lock = RunLock(self._on_freed)
         self.freed: list[Callable[[], None]] = []
         """Called when a process of the pool is free again, and when a run that was alone has ended."""
@@ -69,6 +70,7 @@ class Executor:
 
     async def __aexit__(self, *raised: object) -> None:
         """End the processes, even if they still run handlers."""
+        self._closing = True
         self._marks.close()
         await self.handlers.processes.close()
         if self._isolation is not None:
@@ -78,7 +80,7 @@ class Executor:
         """Run a job and set `run.outcome`. No exception of the job's code is raised.
 
         Raises:
-            asyncio.CancelledError: the run is lost, and has no outcome.
+            asyncio.CancelledError: the run is lost, or this executor is closed; it has no outcome.
         """
         outcome: Outcome | None = None
         try:
@@ -91,7 +93,7 @@ class Executor:
             else:
                 outcome = await self._call_if_possible(run, prepared)
         except asyncio.CancelledError:
-            if run.stop_reason == "lost":
+            if run.stop_reason == "lost" or self._closing:
                 raise
             why = "it was cancelled before its handler began, and nobody had asked for that"
             outcome = not_now(run.delivery.redis_now(), why, "code")
