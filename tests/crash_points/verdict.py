@@ -98,6 +98,16 @@ class _Told:
         """How many runs there were beyond those of a scene without a fault."""
         return max(0, len(self._attempts) - self._how.attempts - self._how.free)
 
+    @property
+    def _doubts_of_lone_run(self) -> int:
+        """What a job that was suspect before the scene may be charged if its worker dies while it runs alone.
+
+        Its doubts count then, and so does a run that was marked and did not begin.
+        """
+        if not self._how.doubts or not self._faulty:
+            return 0
+        return self._how.doubts + (0 if self._cut else 1)
+
     def wrong(self) -> Iterator[str]:
         """Say what is wrong with the job."""
         if self._how.outcome is None:
@@ -125,7 +135,7 @@ class _Told:
             yield f"began {len(attempts)} times, not {least} to {most}: {attempts}"
         if self._how.free:
             return  # what the handler returned depends on how often it ran
-        counted, before = _COUNTED.search(reason), self._how.doubts if self._cut else 0
+        counted, before = _COUNTED.search(reason), self._doubts_of_lone_run
         doubts = before + (int(counted[1]) if counted else 0) + (_NOT_BEGUN in reason) + reason.startswith(_ONLY)
         if not len(attempts) - self._cut <= charged <= len(attempts) + doubts:
             yield f"is charged {charged} attempts, and began {len(attempts)} times: {attempts} {reason}"
