@@ -291,9 +291,9 @@ end
 -- The groups that this call has given turns to: `<p>:<group>` -> their last order, and their step.
 local turns = {}
 
--- The score of the next job of a group in the backlog. `save_turns` must follow.
+-- The turn of a group in the backlog, for `next_score`. `save_turns` must follow.
 -- USES turns, policy, limit_of, limits, order_of, WEIGHT_LEAST, STRIDE, is_bare
-local function next_score(priority, group)
+local function turn_of(priority, group)
   local name = priority .. ':' .. group
   local turn = turns[name]
   if not turn then
@@ -305,8 +305,14 @@ local function next_score(priority, group)
     }
     turns[name] = turn
   end
-  turn.last = turn.last + turn.step
-  local score = turn.first + turn.last
+  return turn
+end
+
+-- The score of the next job of a group in the backlog.
+local function next_score(turn)
+  local last = turn.last + turn.step
+  turn.last = last
+  local score = turn.first + last
   return score % 1 == 0 and ('%d'):format(score) or score -- Redis takes ten times as long to format a number
 end
 

@@ -15,13 +15,13 @@
 -- TWICE  the second call finds nothing due
 -- RARE   record, bury, judge_occurrence, tally, remove_waiting, keep_misnamed, reuse, keep_inline, with_failure,
 --        throttled_in, field_of, holds, worker_of, recurrence_of, begin_count, judge_groups, reopen, spend, tokens,
---        end_queue_pause, note_turns, joined_rows, milliseconds, job_fields, place_of, field_size, whole_field
+--        end_queue_pause, note_turns, milliseconds, job_fields, place_of, field_size, whole_field
 -- USES   clock, expect, expect_gate, seconds, MEMBER_MOST, field_of, remove_waiting, bury, record, TOO_LONG,
---        priority_of, group_of, moment_of, judge_occurrence, tally, next_score, keep_misnamed, NOT_A_HASH, holds,
---        worker_of, reuse, throttled_in, recurrence_of, save_turns, open, payload_size, is_inline, is_id, ID_RULE,
---        decode, digest, keep_inline, with_failure, write_history, find_light, record_key, light_text, may_be_light,
---        first_sizes, throttled, light_of, LIGHT_MOST, light, light_jobs, fields_of, busy_leases, idle, job_fields,
---        place_of, UNREAD, whole_field, field_size
+--        priority_of, group_of, moment_of, judge_occurrence, tally, turn_of, next_score, keep_misnamed, NOT_A_HASH,
+--        holds, worker_of, reuse, throttled_in, recurrence_of, save_turns, open, payload_size, is_inline, is_id,
+--        ID_RULE, decode, digest, keep_inline, with_failure, write_history, find_light, record_key, light_text,
+--        may_be_light, first_sizes, throttled, light_of, LIGHT_MOST, light, light_jobs, fields_of, busy_leases, idle,
+--        job_fields, place_of, UNREAD, whole_field, field_size
 --
 -- O(n log n) in the n <= limit jobs moved, about 4 us each. An inline job becomes a light job or a record here. A job
 -- that cannot run goes to dead with a reason, and does not stop the others.
@@ -123,31 +123,32 @@ end
 -- While there is no worker, one of those may come.
 local workers = #due > 0 and redis.pcall('ZCARD', leases)
 local takes_light = workers and workers ~= 0 and workers == redis.pcall('HLEN', busy_leases)
--- The due members that become light jobs -> their ids: most inline jobs. Whether any of them is known already, by a
--- record or as a light job, one command tells for all records, and one for all light jobs.
+-- The ids of the due members that become light jobs, most inline jobs, by their places in `due`. Whether any of them is
+-- known already, by a record or as a light job, one command tells for all records, and one for all light jobs.
 local light_ids, ids, keys, explicit = {}, {}, {}, {}
 for i = 1, #due, 2 do
   local member = due[i]
   if not is_inline(member) then
     explicit[member] = true
     ids[#ids + 1] = #member <= 200 and member or nil
-  elseif takes_light and may_be_light(member) and #member <= cap then
+  elseif takes_light and #member <= cap and may_be_light(member) then
     local id = redis.sha1hex(member)
-    light_ids[member] = id
+    light_ids[i] = id
     ids[#ids + 1] = id
     keys[#keys + 1] = record_key(id)
   end
 end
 if keys[1] and redis.call('EXISTS', unpack(keys)) > 0 then
-  light_ids = {}
+  light_ids, keys = {}, {}
 end
-find_light(ids)
 -- Whether any other job is due. Most calls need none of its functions, each of which costs as much as a small command.
-local is_mixed = false
-for i = 1, #due, 2 do
-  local id = light_ids[due[i]]
-  if not id or light_jobs[id] or explicit[id] or is_ready[id] then
-    light_ids[due[i]], is_mixed = nil, true
+local is_mixed = 2 * #keys < #due
+if find_light(ids) or is_mixed or next(is_ready) then
+  for i = 1, #due, 2 do
+    local id = light_ids[i]
+    if id and (light_jobs[id] or explicit[id] or is_ready[id]) then
+      light_ids[i], is_mixed = nil, true
+    end
   end
 end
 
@@ -156,9 +157,9 @@ local moved, buried, missed, places, leaving = {}, {}, {}, {}, {}
 local new_light = {}
 
 -- Give a job its place in the backlog.
-local function line_up(id, score, priority, group)
+local function line_up(id, score, turn)
   local last = #places
-  places[last + 1], places[last + 2] = next_score(priority, group), id
+  places[last + 1], places[last + 2] = next_score(turn), id
   moved[#moved + 1] = score
 end
 
@@ -291,7 +292,7 @@ if is_mixed then
     end
     score = due_of(score)
     redis.call('HSET', key, 'due', score)
-    line_up(id, score, priority, group)
+    line_up(id, score, turn_of(priority, group))
     return true
   end
 
@@ -365,7 +366,7 @@ if is_mixed then
     end
     if is_plain(job, size) then
       score = due_of(score)
-      line_up(id, score, priority, '')
+      line_up(id, score, turn_of(priority, ''))
       add_light(id, light_text(payload, '=' .. score))
       return true
     end
@@ -389,14 +390,20 @@ if is_mixed then
   end
 end
 
+-- The due are in the order of their scores.
+local is_any_now = due[1] and tonumber(due[2]) < 1
+local turn
 for i = 1, #due, 2 do
   local member, score = due[i], due[i + 1]
-  local id = light_ids[member]
+  local id = light_ids[i]
   if id then
-    score = due_of(score)
-    line_up(id, score, '5', '')
+    score = is_any_now and due_of(score) or score
+    turn = turn or turn_of('5', '')
+    line_up(id, score, turn)
     add_light(id, light_text(member, score))
-    leaving[#leaving + 1] = member
+    if is_mixed then
+      leaving[#leaving + 1] = member
+    end
   else
     move_mixed(member, score)
   end
@@ -418,6 +425,8 @@ if #places > 0 then
 end
 if #leaving > 0 then
   redis.call('ZREM', schedule, unpack(leaving))
+elseif due[1] and not is_mixed then
+  redis.call('ZREMRANGEBYRANK', schedule, 0, #due / 2 - 1) -- all of the first, which no script needs to name
 end
 local opens = open(0, now)
 if #places > 0 and redis.call('EXISTS', backlog, throttled) > 0 then

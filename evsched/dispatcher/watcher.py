@@ -65,7 +65,10 @@ Topic = Literal["schedule", "duty", "gate", "canary event", "canary message", "f
 _REMOVALS: Final = frozenset(
     (b"zrem", b"del", b"zremrangebyscore", b"zremrangebyrank", b"zremrangebylex", b"zpopmin", b"zpopmax")
 )
-"""Events that bring no due nearer. The last job that leaves a schedule causes `del` too. Dispatchers cause `zrem`."""
+"""Events that bring no due nearer. The last job that leaves a schedule causes `del` too."""
+
+_MOVES: Final = frozenset((b"zrem", b"zremrangebyrank"))
+"""The removals that dispatchers cause."""
 
 _CHANNELS: Final = 1000
 """Names of channels whose meaning is remembered, so that the messages of a flood are read quickly."""
@@ -224,7 +227,7 @@ class Watcher:
         kind, queue = self._channels.read(channel)
         if kind == "schedule":
             if flood.event():
-                if message == b"zrem":
+                if message in _MOVES:
                     self._loop.removed(queue)
                 elif message not in _REMOVALS:
                     self._loop.changed(queue)
