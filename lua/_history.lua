@@ -20,10 +20,9 @@
 local HISTORY = { most = 10000, age = 86400 }
 
 -- The ends that this call writes: lists, by outcome and worker; and parts, each of jobs with the same outcome, worker,
--- label and start. A list has ids, and the texts that follow an id in its row, each with the place of the first id that
--- it follows: mostly one text for all. Rows are joined at the end, because each byte of a text that is made here costs
--- Redis 10 instructions to collect it. `plain`: JSON has all ids as they are. `known`: the beginnings of texts, as
--- JSON.
+-- label and start. A list has four pieces of text for each row, and their number as `size`. They are joined at the end:
+-- Lua hashes each text that is made, which costs Redis 10 instructions for each byte. `plain`: JSON has all ids as they
+-- are. `known`: the beginnings of texts, as JSON.
 local endings = { lists = {}, parts = {}, plain = false, known = {} }
 
 -- The beginning of a text as JSON. The same texts come again and again.
@@ -37,21 +36,22 @@ local function json_text(text)
   return found
 end
 
--- Prepare a part for its next jobs, which have another due: what follows their ids, and where they are counted.
+-- Prepare a part for its next jobs, which have another due: the pieces of their rows, and where they are counted.
 -- USES endings, moment_of, worker_of
 local function prepare(part, due, now)
   if not part.list then
     local key = part.outcome .. ' ' .. (worker_of(part.worker or nil) or '')
-    part.list = endings.lists[key] or { ids = {}, texts = {}, first = {} }
+    part.list = endings.lists[key] or { size = 0 }
     endings.lists[key] = part.list
     part.began = moment_of(part.started or nil)
     part.at = tonumber(part.began)
+    part.head, part.started_tail = '",' .. part.label .. ',', ',' .. (part.began or 'null') .. ',1],["'
     endings.parts[#endings.parts + 1] = part
   end
   local planned = moment_of(due or nil)
   local began = planned and part.began
-  part.due = due
-  part.text = '",' .. part.label .. ',' .. (planned or 'null') .. ',' .. (began or 'null') .. ',1],["'
+  part.due, part.planned = due, planned or 'null'
+  part.tail = began and part.started_tail or ',null,1],["'
   local late = began and part.at - planned
   if late and part.least and part.least <= late and late < part.most then
     return
@@ -91,54 +91,29 @@ local function add_end(id, outcome, label, now, worker, attempt, started, due, g
     prepare(part, due, now)
   end
   part.counts[part.field] = (part.counts[part.field] or 0) + 1
-  local text = part.text
+  local tail = part.tail
   if attempt ~= '1' or group or by or error or location then
-    text = text:sub(1, -6) .. attempt
+    tail = tail:sub(1, -6) .. attempt
     if group or by or error or location then
-      text = text .. ',' .. json_text(group or '') .. ',' .. json_text(by or '')
-      text = text .. ',' .. json_text(error or '') .. ',' .. json_text(location or '')
+      tail = tail .. ',' .. json_text(group or '') .. ',' .. json_text(by or '')
+      tail = tail .. ',' .. json_text(error or '') .. ',' .. json_text(location or '')
     end
-    text = text .. '],["'
+    tail = tail .. '],["'
+  end
+  if not endings.plain and id:find('[%c"\\]') then
+    id = json_text(id):sub(2, -2)
   end
   local list = part.list
-  local count = #list.ids + 1
-  list.ids[count] = id
-  if text ~= list.last then
-    list.last = text
-    list.texts[#list.texts + 1] = text
-    list.first[#list.texts] = count
-  end
+  local size = list.size
+  list[size + 1], list[size + 2], list[size + 3], list[size + 4] = id, part.head, part.planned, tail
+  list.size = size + 4
 end
 
--- Note whether JSON has all ids of this call as they are: '1' = yes.
+-- Note whether JSON has all ids of this call as they are: '1' = yes. Another client may have used any bytes as an id.
+-- To look for those costs 3 % of a job, so a worker does it, where jobs end by the thousand.
 -- USES endings
 local function note_plain(plain)
   endings.plain = plain == '1'
-end
-
--- The rows of a list as JSON. Another client may have used any bytes as an id. To look for those costs 3 % of a job, so
--- a worker does it, where jobs end by the thousand.
--- USES endings, json_text
-local function joined_rows(list)
-  local ids, texts, first = list.ids, list.texts, list.first
-  if not endings.plain then
-    for i, id in ipairs(ids) do
-      ids[i] = id:find('[%c"\\]') and json_text(id):sub(2, -2) or id
-    end
-  end
-  local joined, count = {}, #ids
-  local last = texts[#texts]:sub(1, -4) .. ']' -- no row follows
-  ids[1] = '[["' .. ids[1]
-  if #texts == 1 then
-    ids[count] = ids[count] .. last
-    return table.concat(ids, texts[1])
-  end
-  for k, text in ipairs(texts) do
-    joined[2 * k - 1] = table.concat(ids, text, first[k], (first[k + 1] or count + 1) - 1)
-    joined[2 * k] = text
-  end
-  joined[#joined] = last
-  return table.concat(joined)
 end
 
 -- The task and the tags of a payload, for `add_end`; '' if it has no task, or is too long to be decoded here.
@@ -170,7 +145,7 @@ local function note_next(id, now)
 end
 
 -- Write the ends that this call has noted. Each script that ends jobs calls this after the last one.
--- USES policy, endings, seconds, milliseconds, joined_rows, member_reports
+-- USES policy, endings, seconds, milliseconds, member_reports
 local function write_history(now)
   member_reports.write(now)
   if not next(endings.lists) then
@@ -184,8 +159,10 @@ local function write_history(now)
   end
   for key, list in pairs(endings.lists) do
     local outcome, worker = key:match('^(%S+) (.*)$')
-    ends = tonumber(ends) + #list.ids
-    local entry = { 'outcome', outcome, 'worker', worker, 'ended', seconds(now), 'jobs', joined_rows(list) }
+    local size = list.size
+    ends = tonumber(ends) + size / 4
+    list[1], list[size] = '[["' .. list[1], list[size]:sub(1, -4) .. ']' -- no row follows
+    local entry = { 'outcome', outcome, 'worker', worker, 'ended', seconds(now), 'jobs', table.concat(list) }
     local least = string.format('%.0f', math.max(0, ends - policy.history + 1))
     redis.pcall('XADD', history, 'MINID', '=', least, string.format('%.0f-%s', ends, mark), unpack(entry))
   end

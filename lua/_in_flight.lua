@@ -331,7 +331,7 @@ local function light_run(id, named, worker)
     light_runs[named] = run
   end
   local head = run.head
-  if text:sub(1, #head) == head then
+  if text:find(head, 1, true) == 1 then
     local mark, due = text:match('^(=?)(%S+)', #head + 1)
     recorded[id] = mark == '='
     return run, due

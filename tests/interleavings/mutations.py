@@ -22,11 +22,7 @@ ONE: Final = "one attempt of one job"
 MUTATIONS: Final = {
     "an end without a fence": Mutation(
         (
-            (
-                "complete",
-                "if text:sub(1, #head) == head then",
-                "do",
-            ),
+            ("complete", "if text:find(head, 1, true) == 1 then", "do"),
             ("complete", "(ours[i] and redis.call('LREM', list, 1, id) == 1)", "redis.call('LREM', list, 1, id)"),
         ),
         *("plain", 1, 0, "has ended 2 times"),
@@ -117,7 +113,13 @@ MUTATIONS: Final = {
         *("plain", 0, 0, "has ended 1 times, 0 times in the history"),
     ),
     "an end that is in the history twice": Mutation(
-        (("complete", "  list.ids[count] = id", "  list.ids[count], list.ids[count + 1] = id, id"),),
+        (
+            (
+                "complete",
+                "  list.size = size + 4",
+                "  for i = 1, 4 do\n    list[size + 4 + i] = list[size + i]\n  end\n  list.size = size + 8",
+            ),
+        ),
         *("plain", 0, 0, "has ended 1 times, 2 times in the history"),
     ),
     "an id in two lists that runs twice": Mutation(
