@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final, Literal, Protocol, TypeVar, cast
 
 from msgspec import Struct
@@ -156,7 +157,7 @@ class RunEnds(Queue):
         runs = list(runs)
         words: list[Word] = [self._now(), worker, *_words(hook), _plain(runs)]
         for job, done in runs:
-            words += (job.id, job.run, done.result, f"{done.retention:g}", "1" if done.reply else "", done.label)
+            words += (job.id, job.run, done.result, _seconds(done.retention), "1" if done.reply else "", done.label)
         return self._verb("complete", texts, *words)
 
     def forward(
@@ -167,7 +168,7 @@ class RunEnds(Queue):
         words: list[Word] = [self._now(), worker, *_words(hook), _plain(runs)]
         for job, done in runs:
             message = done.message
-            words += (job.id, job.run, done.result, f"{done.retention:g}", "1" if done.reply else "", done.label)
+            words += (job.id, job.run, done.result, _seconds(done.retention), "1" if done.reply else "", done.label)
             words += (message.into, message.name, "" if message.most is None else message.most, message.text)
 
         def read(reply: list[list[bytes]]) -> NotEnded:
@@ -262,6 +263,12 @@ _ENDS: Final[dict[type[Outcome], Callable[..., Call[list[str]] | Call[NotEnded]]
 
 def _kept_answer(reply: list[bytes]) -> KeptAnswer:
     return KeptAnswer(cast(Any, text(reply[0])), reply[1])
+
+
+@lru_cache(maxsize=1000)
+def _seconds(length: float) -> str:
+    """Return a length of time as text. A cache, because most jobs have the same retention, and the format is slow."""
+    return f"{length:g}"
 
 
 def _words(hook: Hook | None) -> tuple[str, str]:

@@ -146,17 +146,14 @@ class WorkerCalls(Queue):
 
         def fetch(reply: list[Any]) -> Fetched:
             moment, more, waits, leased, held, flat, buried, suspects = reply
-            jobs = [
-                FetchedJob(
-                    text(flat[i]),
-                    int(flat[i + 1].partition(b" ")[0]),
-                    float(flat[i + 2]),
-                    flat[i + 3],
-                    float(flat[i + 4]),
-                    run=text(flat[i + 1]),
-                )
-                for i in range(0, len(flat), 5)
-            ]
+            jobs, last, run, attempt = list[FetchedJob](), b"", "", 0
+            values = iter(flat)
+            for job_id, name, due, payload, planned in zip(values, values, values, values, values, strict=True):
+                if name != last:  # mostly one name for all
+                    last, run, attempt = name, text(name), int(name.partition(b" ")[0])
+                at = float(due)
+                then = at if planned == due else float(planned)
+                jobs.append(FetchedJob(text(job_id), attempt, at, payload, then, run=run))
             if suspects:
                 suspicion = {text(suspects[i]): suspects[i + 1 : i + 4] for i in range(0, len(suspects), 4)}
                 jobs = [
