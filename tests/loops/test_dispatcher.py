@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from itertools import count
@@ -188,6 +189,24 @@ async def test_reserve_leads_when_the_leader_stops_while_others_remove_jobs(
                 await asyncio.to_thread(put_and_cancel, number)
                 if reserve.recorder.of(events.Dispatched):
                     break
+
+
+@pytest.mark.parametrize("name", [None, "x"], ids=["inline job", "inline job with an id"])
+async def test_one_of_two_dispatchers_becomes_the_reserve(
+    own: EmbeddedRedis, queue: str, app: App, client: Any, name: str | None
+) -> None:
+    """Redis reports the removal of jobs with an id in another way than that of jobs without."""
+    async with rivals(own, queue, app) as (one, other, _):
+        await one.sender.send(Store(queue).heartbeat("w", 3600, busy=3600, fresh=True))  # it knows light jobs
+        timers = [timer_of(running, queue) for running in (one, other)]
+        for timer in timers:
+            timer.leads = True
+        now = time.time()
+        for number in range(1000):
+            own_id = f',"id":"{name}{number}"' if name else ""
+            member = f'{{"task":"t","args":[{number}]{own_id}}}'
+            client.zadd(f"evsched:{{{queue}}}:schedule", {member: now + 0.02 * number})
+        await one.recorder.until(lambda: [timer.leads for timer in timers].count(True) == 1)
 
 
 async def test_queues_that_are_due_at_the_same_time_are_stepped_together(own: EmbeddedRedis, app: App) -> None:
