@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -137,6 +138,7 @@ def main() -> None:
         names = expanded(arguments.names, every)
     except KeyError as error:
         parser.error(f"no such table: {error.args[0]}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as an interruption, which ends what was started
     given = {name: value for name in Scale.__struct_fields__ if (value := getattr(arguments, name)) is not None}
     result = _measure(arguments, names, structs.replace(QUICK if arguments.quick else Scale(), **given))
     if arguments.save:
