@@ -46,6 +46,11 @@ local function prepare(part, due, now)
     part.began = moment_of(part.started or nil)
     part.at = tonumber(part.began)
     part.head, part.started_tail = '",' .. part.label .. ',', ',' .. (part.began or 'null') .. ',1],["'
+    part.task = part.label:match('^%["([^"\\]*)"')
+    if not part.task then -- it has escapes
+      local good, label = pcall(cjson.decode, part.label)
+      part.task = good and type(label) == 'table' and type(label[1]) == 'string' and label[1] or ''
+    end
     endings.parts[#endings.parts + 1] = part
   end
   local planned = moment_of(due or nil)
@@ -65,7 +70,7 @@ local function prepare(part, due, now)
   part.least = late and (power > 0 and 2 ^ (power - 1) / 1000 or -math.huge)
   part.most = late and (power < 40 and 2 ^ power / 1000 or math.huge)
   local lengths = late and power .. ' ' .. power_of(now - part.at) or '- -'
-  part.field = part.outcome .. ' ' .. lengths .. ' ' .. (part.label:match('^%["([^"]*)"') or '')
+  part.field = part.outcome .. ' ' .. lengths .. ' ' .. part.task
 end
 
 -- Note the end of a job, for `write_history`. `worker` and what follows it: the fields of its record, as they are

@@ -144,6 +144,16 @@ def test_id_of_another_client_that_is_done_is_readable(
     assert [one.id for one in past(send, store)] == [name, "a"]
 
 
+@pytest.mark.parametrize("task", ["a/b", 'say "no"', pytest.param("a\\b", marks=pytest.mark.extra)])
+def test_name_of_a_task_with_escapes_is_counted_as_it_is(
+    send: SendCall, store: Store, run: Callable[..., FetchedJob], task: str
+) -> None:
+    done, dead = (run(job_id, json.dumps({"task": task}).encode()) for job_id in ("done", "dead"))
+    send(store.at(NOW).complete("w", [(done, Done(b"1", 0.0, False, label=json.dumps([task]).encode()))]))
+    send(store.at(NOW).bury("w", [(dead, Buried("x", False))]))
+    assert {(one.task, one.outcome) for one in send(store.hour(int(NOW // 3600)))} == {(task, "done"), (task, "dead")}
+
+
 def test_each_kind_of_end_is_in_the_history(
     send: SendCall, store: Store, run: Callable[..., FetchedJob], raw: Any, queue: str
 ) -> None:
