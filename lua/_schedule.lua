@@ -35,11 +35,23 @@ local function note_member(id, member)
   redis.call('HSET', record(id), 'member', #member <= 1024 and member or member:sub(1, 1024))
 end
 
+-- The first of some ids whose record can be written. One with a key of another type, which another program has made,
+-- must not stop the jobs behind this one. After the first: `bad-<SHA-1>`, `bad-<SHA-1>-2`, ...
+-- USES record_key, misnamed_id
+local function writable_id(first, member)
+  local id, tried = first, 0
+  while type(redis.pcall('HLEN', record_key(id))) ~= 'number' do
+    tried = tried + 1
+    id = misnamed_id(member) .. (tried > 1 and '-' .. tried or '')
+  end
+  return id
+end
+
 -- Keep a member that is not valid as an id, with its record if it has one and is not very long: the name of its record
 -- would be copied several times. Returns the id under which it is kept.
--- USES misnamed_id, record, MEMBER_MOST, note_member, record_key
+-- USES misnamed_id, writable_id, record, MEMBER_MOST, note_member, record_key
 local function keep_misnamed(member)
-  local id = misnamed_id(member)
+  local id = writable_id(misnamed_id(member), member)
   if #member <= MEMBER_MOST and redis.call('TYPE', record_key(member)).ok == 'hash' then
     redis.call('RENAME', record_key(member), record(id))
   end
@@ -48,9 +60,9 @@ local function keep_misnamed(member)
 end
 
 -- Keep an inline job that cannot run, or its beginning when it is very long. Returns the id under which it is kept.
--- USES digest, MEMBER_MOST, record
+-- USES digest, writable_id, MEMBER_MOST, record
 local function keep_inline(member)
-  local id = digest(member)
+  local id = writable_id(digest(member), member)
   if #member <= MEMBER_MOST then
     redis.call('HSET', record(id), 'payload', member)
   else

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from hashlib import sha1
 from typing import Any
 
 import pytest
@@ -390,6 +391,27 @@ def test_a_record_that_was_overwritten_does_not_stop_the_end_of_other_runs(
     }
     assert send(calls[end]) == ["b"]
     assert state()["processing:w"] == ["b"]
+
+
+@pytest.mark.parametrize("in_the_way", [1, 2, 3])
+@pytest.mark.parametrize("member", ['{"task":"t","args":[1]}', '{"task":"t","priority":7}', "{no JSON", "no id"])
+def test_keys_in_the_way_of_a_bad_jobs_record_do_not_stop_other_jobs(
+    send: Send, store: Store, state: State, raw: Any, member: str, in_the_way: int
+) -> None:
+    digest = sha1(member.encode()).hexdigest()
+    names = ["no id" if member == "no id" else digest, f"bad-{digest}", f"bad-{digest}-2", f"bad-{digest}-3"]
+    for name in names[:in_the_way]:
+        raw.set(f"evsched:{{{store.queue}}}:job:{name}", "wrong")
+    raw.zadd(f"evsched:{{{store.queue}}}:schedule", {member: NOW, '{"task":"good"}': NOW})
+    send(store.heartbeat("w", 60, busy=60, fresh=True))  # so that good jobs are light
+    step = send(store.at(NOW).dispatch(limit=10, cap=1000))
+    ((kept, reason),) = step.buried
+    assert kept == names[in_the_way]
+    assert ("is not a hash" in reason) == (member.endswith("}"))
+    assert [job.payload for job in send(store.at(NOW).start("w", (), hold=9, lease=15)).jobs] == [b'{"task":"good"}']
+    after = state()
+    assert after["dead"] == {kept: NOW}
+    assert member in (after[f"job:{kept}"].get("payload"), after[f"job:{kept}"].get("member"))
 
 
 @pytest.mark.usefixtures("runs")
