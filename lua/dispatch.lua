@@ -426,7 +426,7 @@ end
 if #leaving > 0 then
   redis.call('ZREM', schedule, unpack(leaving))
 elseif due[1] and not is_mixed then
-  redis.call('ZREMRANGEBYRANK', schedule, 0, #due / 2 - 1) -- all of the first, which no script needs to name
+  redis.call('ZREMRANGEBYRANK', schedule, 0, #due / 2 - 1) -- they are the first
 end
 local opens = open(0, now)
 if #places > 0 and redis.call('EXISTS', backlog, throttled) > 0 then
